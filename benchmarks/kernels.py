@@ -30,7 +30,7 @@ import numpy as np
 from astitch.errors import EngineUnavailable
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.running import find_running
+from astitch.graph.ops.windows import find_running
 from astitch.profiling.kernel_trace import NothingRecorded
 from astitch.profiling.timing import Runner, measure_wall
 from astitch.run.executor import import_cupy

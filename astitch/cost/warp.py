@@ -9,7 +9,7 @@ import numpy as np
 
 from astitch.cost.reductions import WARP
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
-from astitch.graph.propagation import Guard, Within
+from astitch.graph.ops.access import Guard, Within
 from astitch.kernel import kernel_ir as k
 
 

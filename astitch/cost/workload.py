@@ -27,7 +27,7 @@ from astitch.cost.reductions import (
 from astitch.cost.registers import ALWAYS, Registers
 from astitch.cost.warp import Warp
 from astitch.graph.index import Linear
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.statement import Body, Compute, Expression, Read, Write
 

@@ -10,29 +10,7 @@ from collections.abc import Callable, Iterable
 
 from astitch.graph.ir import Graph, Node
 from astitch.graph.ops import OPS
-from astitch.graph.ops.access import (
-    Access,
-    Choice,
-    Divisible,
-    Dynamic,
-    Guard,
-    Index,
-    Read,
-    Within,
-)
-
-__all__ = [
-    "Access",
-    "Choice",
-    "Divisible",
-    "Dynamic",
-    "Guard",
-    "Index",
-    "Read",
-    "Within",
-    "access",
-    "walk_reads",
-]
+from astitch.graph.ops.access import Access, Index, Read
 
 
 def access(graph: Graph, node: Node, index: Index) -> Access:

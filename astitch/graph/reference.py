@@ -38,7 +38,7 @@ from astitch.graph.ops.arrays import (
     widen,
     widen_more,
 )
-from astitch.graph.running import Running, find_running
+from astitch.graph.ops.windows import Running, find_running
 
 Arrays = tuple[Array, ...]
 

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from astitch.graph.ir import ArrayType, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.ops.windows import Running, find_running, is_trivial, running_window
-
-__all__ = [
-    "Running",
-    "find_running",
-    "is_running",
-    "is_trivial",
-    "running_window",
-    "why_not_liftable",
-    "why_region_not_liftable",
-]
+from astitch.graph.ops.windows import find_running
 
 
 def is_running(graph: Graph, name: str) -> bool:

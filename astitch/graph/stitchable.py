@@ -5,7 +5,8 @@ from __future__ import annotations
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
-from astitch.graph.running import find_running, why_not_liftable
+from astitch.graph.ops.windows import find_running
+from astitch.graph.running import why_not_liftable
 
 STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
 """Element types that the emitter renders."""

@@ -11,7 +11,7 @@ from astitch.graph.index import Linear
 from astitch.graph.ir import DType
 from astitch.graph.joint_regions import MOMENTS
 from astitch.graph.ops import monoid_of
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.guards import guarded, leader_guard, outer_guard, tile_guard
 from astitch.kernel.loop_nest import LoopNest

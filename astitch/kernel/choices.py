@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from astitch.graph import index as ix
 from astitch.graph.index import Symbol
-from astitch.graph.propagation import Choice, Guard, Index, Within
+from astitch.graph.ops.access import Choice, Guard, Index, Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.loop_nest import Conditional, Frame, LoopNest
 from astitch.kernel.nest import LANE, Depth, Key, at_first_lane

@@ -16,7 +16,7 @@ from astitch.graph import index as ix
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.graph.ir import CompareAttrs, DType, Literal, ReducePrecisionAttrs
 from astitch.graph.ops import OPS
-from astitch.graph.propagation import Divisible, Guard, Within
+from astitch.graph.ops.access import Divisible, Guard, Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.nest import LANE
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.guards import guard_sums, guarded
 from astitch.kernel.loop_nest import LoopNest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from astitch.graph.index import Linear
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 from astitch.kernel.expressions import Expr
 from astitch.kernel.statement import (
     Compute,

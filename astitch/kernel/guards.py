@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from astitch.graph import index as ix
 from astitch.graph.index import Symbol
-from astitch.graph.propagation import Guard, Within
+from astitch.graph.ops.access import Guard, Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.states import kept_axes
 from astitch.mapping.stitch_scheme import Placement

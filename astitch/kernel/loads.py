@@ -6,7 +6,7 @@ from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of
 from astitch.graph.index import Linear
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard, Within
+from astitch.graph.ops.access import Guard, Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.masks import find_mask

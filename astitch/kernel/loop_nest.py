@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.declarations import Declarations
 from astitch.kernel.nest import LANE, Axis, Depth, Key, at_first_lane, make_axes

@@ -12,7 +12,8 @@ from astitch.graph import index as ix
 from astitch.graph.index import Linear
 from astitch.graph.ir import CompareAttrs, ConstantAttrs, Graph, IotaAttrs, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.propagation import Index, Within, access
+from astitch.graph.ops.access import Index, Within
+from astitch.graph.propagation import access
 
 FAR = 1 << 31
 """Beyond any difference of two positions."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
-from astitch.graph.propagation import Index
+from astitch.graph.ops.access import Index
 from astitch.tiling.space import Mapping
 
 LANE = Symbol("lane", 1 << 30)

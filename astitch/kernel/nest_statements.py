@@ -8,7 +8,7 @@ from typing import Self
 
 from astitch.graph.index import Linear
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 from astitch.kernel.expressions import Expr
 from astitch.kernel.statement import (
     NAMES_OF_A_TASK,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import LANE, Depth, Key

@@ -15,7 +15,8 @@ from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.propagation import Index, Read, access
+from astitch.graph.ops.access import Index, Read
+from astitch.graph.propagation import access
 from astitch.graph.storage import storage_name
 from astitch.kernel.nest import Depth, Key, depth_of_index
 from astitch.mapping.roots import RootKind, reduce_behind, root_starts

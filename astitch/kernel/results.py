@@ -8,7 +8,7 @@ from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import ArrayType, GetTupleElementAttrs
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.element_loops import ElementLoops

@@ -6,7 +6,7 @@ from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import ArrayType, Graph
-from astitch.graph.propagation import Index
+from astitch.graph.ops.access import Index
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel.loop_nest import LoopNest
 from astitch.mapping.stitch_scheme import Placement, shared_elements

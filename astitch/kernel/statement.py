@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from astitch.graph.index import Linear
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard
+from astitch.graph.ops.access import Guard
 
 NAMES_OF_A_TASK = ("task", "turn", "next_turn", "outer", "outer_raw", "row_tile", "col_tile")
 """What a body that works for another task has for itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import DType
-from astitch.graph.propagation import Guard, Index
+from astitch.graph.ops.access import Guard, Index
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.guards import guarded, leader_guard, outer_guard, tile_guard

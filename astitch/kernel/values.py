@@ -13,7 +13,8 @@ from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.index import Symbol
 from astitch.graph.ir import ConstantAttrs, DType, IotaAttrs, Literal
 from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.graph.propagation import Dynamic, Index, access
+from astitch.graph.ops.access import Dynamic, Index
+from astitch.graph.propagation import access
 from astitch.graph.storage import storage_name
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.choices import Choices

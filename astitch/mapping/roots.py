@@ -25,8 +25,10 @@ from astitch.graph.dimensions import (
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.graph.ops import OPS, monoid_of
-from astitch.graph.propagation import Index, Read, walk_reads
-from astitch.graph.running import find_running, is_running
+from astitch.graph.ops.access import Index, Read
+from astitch.graph.ops.windows import find_running
+from astitch.graph.propagation import walk_reads
+from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
 from astitch.tiling.space import MAX_ALIGNED, Space, size_of
 

@@ -30,7 +30,7 @@ from astitch.graph.dimensions import Dimensions
 from astitch.graph.index import Symbol
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.propagation import Index, Read
+from astitch.graph.ops.access import Index, Read
 from astitch.graph.storage import stored_value
 from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind
 from astitch.thread_mapping import map_space, why_not_aligned

@@ -38,13 +38,8 @@ from astitch.graph.ir import (
     WindowDimension,
 )
 from astitch.graph.ops import OPS, monoid_of, neutral_element
-from astitch.graph.running import (
-    Running,
-    find_running,
-    is_trivial,
-    running_window,
-    why_not_liftable,
-)
+from astitch.graph.ops.windows import Running, find_running, is_trivial, running_window
+from astitch.graph.running import why_not_liftable
 from astitch.rewrite.draft import Draft, Log, read_splat
 from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.rewrite.movement_rules import group_dimensions

@@ -30,7 +30,7 @@ from astitch.graph.ir import (
     SortAttrs,
 )
 from astitch.graph.ops import OPS, monoid_of
-from astitch.graph.running import Running, running_window
+from astitch.graph.ops.windows import Running, running_window
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps, Region

@@ -21,7 +21,8 @@ from astitch.graph.ir import (
     WindowDimension,
 )
 from astitch.graph.ops import monoid_of, neutral_element
-from astitch.graph.running import is_trivial, why_region_not_liftable
+from astitch.graph.ops.windows import is_trivial
+from astitch.graph.running import why_region_not_liftable
 from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
 

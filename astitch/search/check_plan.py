@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from astitch.errors import IllegalProduct
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import Graph
-from astitch.graph.propagation import Read, walk_reads
+from astitch.graph.ops.access import Read
+from astitch.graph.propagation import walk_reads
 from astitch.graph.storage import stored_value
 from astitch.kernel.check_kernel import ADVICE, check_kernel
 from astitch.mapping.roots import RootKind, reduce_behind, root_starts

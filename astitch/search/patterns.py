@@ -17,7 +17,7 @@ from astitch.device.gpu import Gpu
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.running import find_running
+from astitch.graph.ops.windows import find_running
 from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.stitch_scope import Scope
 

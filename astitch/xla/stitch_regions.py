@@ -15,7 +15,7 @@ from astitch.graph.dimensions import array_of
 from astitch.graph.edit import keep_live_nodes
 from astitch.graph.ir import ArrayType, ConditionalAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.running import find_running
+from astitch.graph.ops.windows import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import read_part
 from astitch.pipeline import Launcher, RegionRules, Target

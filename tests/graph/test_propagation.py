@@ -14,7 +14,8 @@ from astitch.graph import index as ix
 from astitch.graph.index import Symbol
 from astitch.graph.ir import DynamicSliceAttrs, GatherAttrs, Graph, Node, TupleType
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.propagation import Choice, Divisible, Guard, Read, Within, access, walk_reads
+from astitch.graph.ops.access import Choice, Divisible, Guard, Read, Within
+from astitch.graph.propagation import access, walk_reads
 from astitch.graph.reference import run_graph
 
 Build = Callable[[GraphBuilder], str]

@@ -17,7 +17,7 @@ from astitch.emit_cuda import emit_cuda
 from astitch.graph import index as ix
 from astitch.graph.index import Symbol, of_symbol
 from astitch.graph.ir import Graph
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.check_kernel import check_kernel
 from astitch.kernel.kernel_ir import STRIDED_CHUNK, count_lines

@@ -21,7 +21,7 @@ from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol, of_symbol
 from astitch.graph.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.propagation import Divisible, Within
+from astitch.graph.ops.access import Divisible, Within
 from astitch.graph.stitchable import STITCHABLE_DTYPES
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import (

@@ -16,7 +16,7 @@ from astitch.emit_cuda import emit_cuda
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Linear, Symbol, of_symbol
 from astitch.graph.ir import DType, NoAttrs
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.kernel import check_kernel as checking
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.check_kernel import check_kernel

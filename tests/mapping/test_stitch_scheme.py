@@ -20,7 +20,7 @@ from astitch.dominant import choose_dominants
 from astitch.graph import index as ix
 from astitch.graph.index import Symbol
 from astitch.graph.ir import Graph
-from astitch.graph.propagation import Index
+from astitch.graph.ops.access import Index
 from astitch.hlo_import import import_hlo
 from astitch.mapping.roots import Root, RootKind
 from astitch.mapping.stitch_scheme import (

@@ -12,7 +12,7 @@ from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Linear, Symbol, add, divide, modulo, of_symbol
 from astitch.graph.ir import ArrayType, DType
-from astitch.graph.propagation import Within
+from astitch.graph.ops.access import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.check_kernel import check_kernel
 from astitch.kernel.reducers import make_reducer
