@@ -182,8 +182,8 @@ def choose_branch(node: Node, draft: Draft) -> Node | str | None:
     return x if value else y
 
 
-def drop_convert(node: Node, draft: Draft) -> Node | str | None:
-    """convert(x : t) : t -> x;  bitcast-convert(x : t) : t -> x"""
+def drop_identity(node: Node, draft: Draft) -> Node | str | None:
+    """f(x : t) : t -> x, where f is a convert, bitcast-convert, reshape or slice"""
     operand = node.operands[0]
     return operand if draft[operand].type == node.type else None
 

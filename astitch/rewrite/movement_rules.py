@@ -71,12 +71,6 @@ def squeeze_broadcast_operand(node: Node, draft: Draft) -> Node | str | None:
     return replace(node, operands=(operand,), attrs=BroadcastAttrs(d))
 
 
-def drop_identity_reshape(node: Node, draft: Draft) -> Node | str | None:
-    """reshape(x : t) : t -> x"""
-    operand = node.operands[0]
-    return operand if draft[operand].type == node.type else None
-
-
 def merge_reshapes(node: Node, draft: Draft) -> Node | str | None:
     """reshape(reshape(x)) -> reshape(x)"""
     inner = draft[node.operands[0]]
@@ -168,12 +162,6 @@ def absorb_transpose_into_broadcast(node: Node, draft: Draft) -> Node | str | No
         return None
     d = tuple(p.index(i) for i in inner.attrs.dimensions)
     return become(node, "broadcast", inner.operands, BroadcastAttrs(d))
-
-
-def drop_full_slice(node: Node, draft: Draft) -> Node | str | None:
-    """slice(x) of all of x -> x"""
-    operand = node.operands[0]
-    return operand if draft[operand].type == node.type else None
 
 
 def tighten_slice(node: Node, draft: Draft) -> Node | str | None:
