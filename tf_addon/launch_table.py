@@ -34,7 +34,8 @@ from astitch.program.steps import (
 )
 from astitch.run.emulate import compile_many, load_runtime
 from astitch.run.executor import GpuExecutor, import_cupy
-from astitch.run.host_engine import allocate_aligned
+from astitch.run.host_engine import copy_aligned
+from astitch.run.program_binding import order_results, store_constants, views_of
 from tf_addon import shim_library as rows
 
 _TABLE_ALIGNMENT = 256
@@ -91,7 +92,7 @@ class HostRunner:
         self._program = program
         sources = list(dict.fromkeys(kernel.source for kernel in program.kernels))
         self._modules = dict(zip(sources, compile_many(sources), strict=True))
-        self._constants = [_copy_aligned(literal.numpy()) for _, literal in program.constants]
+        self._constants = store_constants(program, lambda array, _: copy_aligned(array))
         self._numbers = {name: number for number, name in enumerate(program.buffers)}
         self._fallbacks = {
             number: compile_fallback(step.hlo, host_device(), f"{program.name}, {step.name}")
@@ -133,12 +134,6 @@ class HostRunner:
         return np.ctypeslib.as_array(memory).view(type_.dtype.numpy).reshape(type_.shape)
 
 
-def _copy_aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    fresh = allocate_aligned(max(array.nbytes, 1))
-    fresh[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-    return fresh
-
-
 def emulation_address() -> int:
     """Where the emulation's `astitch_launch` is.  Raises KernelCompileError without g++."""
     address = ctypes.cast(load_runtime().astitch_launch, ctypes.c_void_p).value
@@ -164,9 +159,7 @@ class CudaRunner:
         self._places = [
             ()
             if isinstance(step, KernelStep)
-            else tuple(
-                {v.buffer: numbers[v.buffer] for v in (*step.operands, *step.results)}.items()
-            )
+            else tuple({v.buffer: numbers[v.buffer] for v in views_of(step)}.items())
             for step in program.steps
         ]
         self.staged = staged
@@ -370,14 +363,12 @@ def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
 def _make_results(
     program: Program, numbers: dict[str, int]
 ) -> tuple[list[rows.ResultRow], dict[str, int]]:
-    """A row for each result, and which result each OUTPUT buffer lies in: the first that shows it."""
-    owners: dict[str, int] = {}
-    results = []
-    for number, view in enumerate(program.outputs):
-        is_own = program.buffers[view.buffer].space is Space.OUTPUT and view.buffer not in owners
-        if is_own:
-            owners[view.buffer] = number
-        results.append(rows.ResultRow(numbers[view.buffer], not is_own, view.type.bytes))
+    """A row for each result, and the number of the result that each OUTPUT buffer is."""
+    ordered = order_results(program)
+    owners = {r.view.buffer: number for number, r in enumerate(ordered) if r.is_own}
+    results = [
+        rows.ResultRow(numbers[r.view.buffer], not r.is_own, r.view.type.bytes) for r in ordered
+    ]
     return results, owners
 
 

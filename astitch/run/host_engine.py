@@ -95,7 +95,7 @@ class HostEngine:
             self._prepare_kernel, self._prepare_fallback, _prepare_reference, _prepare_reference
         )
         self._launches = makers.make_all(program)
-        constants = store_constants(program, lambda array, _: _copy_aligned(array))
+        constants = store_constants(program, lambda array, _: copy_aligned(array))
         # Zero, so that barrier words start at zero; they then carry over from call to call.
         self._arena = allocate_aligned(program.arena_bytes)
         self._arena.fill(0)
@@ -212,8 +212,8 @@ def allocate_aligned(count: int) -> np.ndarray:
     return room[start : start + count]
 
 
-def _copy_aligned(array: np.ndarray) -> np.ndarray:
-    """The bytes of a row-major copy of `array`."""
+def copy_aligned(array: np.ndarray) -> np.ndarray:
+    """The bytes (u8) of a row-major copy of `array`, at a multiple of ALIGNMENT_BYTES.  Raises OutOfMemory."""
     fresh = allocate_aligned(array.nbytes)
     np.copyto(fresh.view(array.dtype.newbyteorder("=")).reshape(array.shape), array)
     return fresh
@@ -226,7 +226,7 @@ def _prepare_argument(array: np.ndarray) -> np.ndarray:
     ready = (
         array.flags.c_contiguous and array.dtype.isnative and not array.ctypes.data % ACCESS_BYTES
     )
-    flat = array.reshape(-1).view(np.uint8) if ready else _copy_aligned(array)
+    flat = array.reshape(-1).view(np.uint8) if ready else copy_aligned(array)
     flat = flat.view()
     flat.flags.writeable = False
     return flat

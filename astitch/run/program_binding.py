@@ -97,11 +97,11 @@ class ProgramBinding(Generic[Place]):
                     self.outputs.append(buffer)
                 case Space.ARENA | Space.BARRIER:
                     self.fixed[name] = place_in_arena(buffer)
-        self.results = _order_results(program)
+        self.results = order_results(program)
 
 
-def _order_results(program: Program) -> tuple[Result, ...]:
-    """The results, of which no two share memory."""
+def order_results(program: Program) -> tuple[Result, ...]:
+    """The results in program order, of which no two share memory."""
     taken: set[str] = set()
     results = []
     for view in program.outputs:
