@@ -7,12 +7,9 @@ call is: modules are loaded, occupancy is proved, products are put into cuBLAS's
 from __future__ import annotations
 
 import functools
-import statistics
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -80,15 +77,6 @@ _WORD_BYTES = 4
 
 KEPT_SHARE = 16
 """Free memory of results is kept up to this part of the GPU's."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """How long a step takes on the GPU, in microseconds, the median over the repeats."""
-
-    name: str
-    kind: str
-    time_us: float
 
 
 def _refuse_opaque_buffers(program: Program) -> None:
@@ -252,29 +240,6 @@ class GpuExecutor:
             if a.type.size and a.type.dtype.bytes <= _WORD_BYTES
             else a.to_jax(committed=committed)
             for a in results
-        ]
-
-    def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
-        """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
-        with self.device, self._lock:
-            stream = self.cupy.cuda.get_current_stream()
-            self._turns.begin(stream)
-            call = self._place_buffers(arguments, stream.ptr)
-            events = [self.cupy.cuda.Event() for _ in range(len(self._steps) + 1)]
-            times: list[list[float]] = [[] for _ in self._steps]
-            for repeat in range(repeats + 1):
-                events[0].record(stream)
-                for step, event in zip(self._steps, events[1:], strict=True):
-                    step.launch(call)
-                    event.record(stream)
-                events[-1].synchronize()
-                if repeat:
-                    for row, (start, end) in zip(times, pairwise(events), strict=True):
-                        row.append(1e3 * self.cupy.cuda.get_elapsed_time(start, end))
-            self._turns.finish(stream, call.in_use)
-        return [
-            StepTime(name_step(step), type(step).__name__, statistics.median(row))
-            for step, row in zip(self.program.steps, times, strict=True)
         ]
 
     # -- for engines that launch the kernels themselves --

@@ -426,19 +426,6 @@ def _why_apart(search: Search, a: int, b: int) -> str:
     )
 
 
-def explore_scopes(
-    scopes: Scopes, gpu: Gpu, *, penalty: Penalty | None = None, latency: Latency | None = None
-) -> Scopes:
-    """Every scope explored, in the order of `scopes`."""
-    for scope in scopes.scopes:
-        scopes = replace_scope(
-            scopes,
-            scope.name,
-            explore_scope(scopes.graph, scope, gpu, penalty=penalty, latency=latency),
-        )
-    return scopes
-
-
 def replace_scope(scopes: Scopes, name: str, parts: Scopes) -> Scopes:
     """The Scopes with `parts` (of explore_scope, on the graph of `scopes`) in the place of the scope called `name`."""
     listed = [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch.device.gpu import preset
+from astitch.device.gpu import Gpu, preset
 from astitch.graph.check import check_graph
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import DType, Graph, TupleType
@@ -28,12 +28,13 @@ from astitch.search.fusion_explorer import (
     estimate_penalty,
     explore,
     explore_scope,
-    explore_scopes,
     make_parts,
+    replace_scope,
 )
 from astitch.search.patterns import (
     FusionGraph,
     Pattern,
+    Penalty,
     contract,
     join_patterns,
     join_single_readers,
@@ -57,6 +58,14 @@ def free(_: Pattern) -> float:
 def only_scope(graph: Graph) -> Scope:
     (scope,) = stitch_remotely(find_scopes(graph)).scopes
     return scope
+
+
+def explore_scopes(scopes: Scopes, gpu: Gpu, penalty: Penalty | None = None) -> Scopes:
+    """Every scope explored, in the order of `scopes`."""
+    for scope in scopes.scopes:
+        parts = explore_scope(scopes.graph, scope, gpu, penalty=penalty)
+        scopes = replace_scope(scopes, scope.name, parts)
+    return scopes
 
 
 def fusion_of(graph: Graph) -> FusionGraph:
