@@ -5,12 +5,13 @@ Takes a kernel and a pair of its parameters, answers from the statements that lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import find_own_names, list_statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +70,11 @@ def _collect_uses(
     body: tuple[Any, ...], around: tuple[_Place, ...], found: dict[str, Uses]
 ) -> None:
     for number, statement in enumerate(body):
-        place, own = (*around, _Place(body, number)), set[str]()
-        for name in statement.__dataclass_fields__:
-            value = getattr(statement, name)
-            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
-                _collect_uses(value, place, found)
-            else:
-                own.update(_list_names(value))
-        for name in own & found.keys():
+        place = (*around, _Place(body, number))
+        for inside in statement.bodies:
+            _collect_uses(inside, place, found)
+        for name in find_own_names(statement) & found.keys():
             found[name].append(place)
-
-
-def _list_names(value: Any) -> Iterator[str]:
-    """Every string in a part of a statement."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _list_names(item)
-    elif is_dataclass(value):
-        for name in value.__dataclass_fields__:
-            yield from _list_names(getattr(value, name))
 
 
 def _precedes(load: _Place, store: tuple[_Place, ...]) -> bool:
@@ -193,6 +178,6 @@ def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
     return False
 
 
-def _names(value: Any, names: Collection[str]) -> bool:
-    """Does a statement, or a part of one, hold one of the names?"""
-    return any(name in names for name in _list_names(value))
+def _names(statement: k.Statement, names: Collection[str]) -> bool:
+    """Does a statement, or one inside of it, name one of these?"""
+    return any(not find_own_names(s).isdisjoint(names) for s in list_statements((statement,)))

@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from astitch.graph.index import symbols
 from astitch.kernel.expressions import Name
 from astitch.kernel.statement import (
     Body,
     Compute,
+    Define,
     Effect,
+    Evaluate,
     Expression,
     Held,
+    Read,
     Statement,
     Use,
+    UseOwn,
     Write,
 )
 
@@ -47,6 +52,21 @@ def find_read(*statements: Statement) -> set[str]:
 def find_own_read(statement: Statement) -> set[str]:
     """Names of the scalars that the statement reads itself."""
     return {e.name for e in list_effects(statement) if isinstance(e, Use) and e.held is Held.VALUE}
+
+
+def find_own_names(statement: Statement) -> set[str]:
+    """Names of all variables, indices and arrays that the statement defines, reads or writes itself."""
+    found: set[str] = set()
+    for effect in list_effects(statement):
+        match effect:
+            case Define() | Use() | UseOwn():
+                found.add(effect.name)
+            case Evaluate(form):
+                found.update(symbol.name for symbol in symbols(form))
+            case Read() | Write():
+                found.add(effect.array)
+                found.update(symbol.name for symbol in symbols(effect.position))
+    return found
 
 
 def find_written(statements: Iterable[Statement]) -> set[str]:
