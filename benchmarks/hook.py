@@ -21,7 +21,8 @@ from astitch.device.gpu import preset
 from astitch.library.xla_fallback import AROUND_KERNELS
 from astitch.profiling.report import COPY, MEMORY, PRODUCT
 from astitch.profiling.xla_kernels import read_xla_kernels
-from tests.ahead_of_time import GPU, Seen, devices, hooked, why_not
+from tests.ahead_of_time import GPU, Seen, devices, hooked
+from tests.conftest import why_no_hook
 
 WAYS = ("plain", "jit", "hook")
 """By JAX alone, by astitch.jit, through XLA's hook."""
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write the modules there")
     options = parser.parse_args(arguments)
-    if missing := why_not():
+    if missing := why_no_hook():
         raise SystemExit(missing)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # As if the GPU was here: astitch.jit takes its engine in XLA.

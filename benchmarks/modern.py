@@ -1,0 +1,155 @@
+"""Programs as users write them today, by jax.jit, by astitch.jit and through XLA's hook (astitch.enabled()).
+
+`python -m benchmarks.modern --ahead` compiles each for an H100 that is not here and compares launches, speed of light,
+projection and planned memory.  Each program runs in a process of its own: what fails or takes too long costs one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.modern_ahead import AheadRow
+from benchmarks.modern_programs import list_names
+from benchmarks.results import geometric_mean
+
+SCHEMA = "modern 1"
+NICE = 10
+
+HEADER = (
+    f"{'program':26} {'memory kernels':>15} {'ours':>5} {'products':>13} {'light ms':>15} {'/XLA':>6} "
+    f"{'projected ms':>15} {'/XLA':>6} {'planned MB':>15} {'/XLA':>6} {'compile s':>11}"
+)
+LEGEND = """\
+XLA / astitch of one call: launches of memory-intensive kernels, of products and convolutions | the memory-intensive
+part at the speed of light | as projected | memory as planned: arguments, results and temporaries | s to compile.
+/XLA: XLA's over astitch's; above 1 astitch needs less."""
+
+
+def format_row(row: AheadRow) -> str:
+    """One line of the table, and one for each note."""
+    x, a = row.xla, row.astitch
+    if x is None or a is None:
+        return "\n".join([f"{row.name:26} failed", *(f"    {note}" for note in row.notes)])
+
+    def pair(theirs: float, ours: float, digits: int = 0) -> str:
+        return f"{theirs:.{digits}f} / {ours:.{digits}f}"
+
+    def ratio(theirs: float | None, ours: float | None) -> str:
+        return f"{theirs / ours:.2f}" if theirs and ours else "-"
+
+    projected = "-"
+    if x.projected_ms is not None and a.projected_ms is not None:
+        projected = pair(x.projected_ms, a.projected_ms, 2)
+    line = (
+        f"{row.name:26} {pair(x.memory, a.memory):>15} {a.ours:5.0f} {pair(x.products, a.products):>13} "
+        f"{pair(x.light_ms, a.light_ms, 2):>15} {ratio(x.light_ms, a.light_ms):>6} "
+        f"{projected:>15} {ratio(x.projected_ms, a.projected_ms):>6} "
+        f"{pair(x.planned_mb, a.planned_mb):>15} {ratio(x.planned_mb, a.planned_mb):>6} "
+        f"{pair(x.compile_s, a.compile_s):>11}"
+    )
+    return "\n".join([line, *(f"    {note}" for note in (*row.notes, *row.outside))])
+
+
+def summarise(rows: Sequence[AheadRow]) -> list[str]:
+    """Geometric means of XLA's value over astitch's, and the rows on the wrong side."""
+    lines = []
+    for name, field in (
+        ("light", "light_ms"),
+        ("projection", "projected_ms"),
+        ("memory", "planned_mb"),
+    ):
+        ratios = {}
+        for row in rows:
+            theirs, ours = (getattr(side, field, None) for side in (row.xla, row.astitch))
+            if theirs and ours:
+                ratios[row.name] = theirs / ours
+        mean = geometric_mean(list(ratios.values()))
+        shown = "-" if mean is None else f"{mean:.3f}"
+        lines.append(f"{name}: geometric mean of XLA / astitch {shown} of {len(ratios)} programs")
+        worse = sorted((ratio, n) for n, ratio in ratios.items() if ratio < 0.98)
+        lines.append(f"  below 0.98 ({len(worse)}): " + ", ".join(f"{n} {r:.2f}" for r, n in worse))
+    failed = [row.name for row in rows if row.xla is None or row.astitch is None]
+    lines.append(f"failed ({len(failed)}): {', '.join(failed)}")
+    return lines
+
+
+# ---- the command line --------------------------------------------------------------------------------------------
+
+
+def run_alone(name: str, options: argparse.Namespace) -> AheadRow:
+    """The row of one program, made in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="modern_") as folder:
+        out = Path(folder) / "row.json"
+        command = [sys.executable, "-m", "benchmarks.modern", "--ahead", "--alone", name]
+        command += ["--size", options.size, "--seed", str(options.seed), "--json", str(out)]
+        if options.dump:
+            command += ["--dump", str(options.dump)]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "ASTITCH_CACHE_DIR": folder}
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _, errors = process.communicate(timeout=options.timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            row = AheadRow.read(json.loads(out.read_text())) if out.exists() else AheadRow(name)
+            return row.noting(f"stopped after {options.timeout:.0f} s")
+        if out.exists():
+            return AheadRow.read(json.loads(out.read_text()))
+        said = [line for line in errors.splitlines() if line.strip()]
+        return AheadRow(name).noting(said[-1] if said else f"ended with {process.returncode}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.modern", description=__doc__)
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="names that contain one"
+    )
+    parser.add_argument("--size", choices=("small", "full"), default="full")
+    parser.add_argument("--seed", type=int, default=0, help="0: usual sizes; others draw them")
+    parser.add_argument("--ahead", action="store_true", help="compile for an H100 that is not here")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
+    parser.add_argument("--json", type=Path, help="write the rows there, after each program")
+    parser.add_argument(
+        "--dump", type=Path, metavar="FOLDER", help="write explanations and modules there"
+    )
+    parser.add_argument("--list", action="store_true", help="list the programs and stop")
+    parser.add_argument("--alone", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.alone:
+        from benchmarks.modern_ahead import compile_both
+
+        os.nice(NICE)
+        compile_both(
+            options.alone, options.size == "small", options.seed, options.json, options.dump
+        )
+        return
+    names = [n for n in list_names() if not options.only or any(w in n for w in options.only)]
+    if not names:
+        parser.error("no program of that name: --list lists them")
+    if options.list:
+        print(*names, sep="\n")
+        return
+    print(LEGEND, "", HEADER, sep="\n", flush=True)
+    rows: list[AheadRow] = []
+    for name in names:
+        rows.append(run_alone(name, options))
+        print(format_row(rows[-1]), flush=True)
+        if options.json:
+            data = {"schema": SCHEMA, "seed": options.seed, "size": options.size}
+            data["rows"] = [asdict(row) for row in rows]
+            options.json.write_text(json.dumps(data, indent=1) + "\n")
+    print("", *summarise(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Programs as users write them today, one module a family; each has ENTRIES and make(entry, draw, precision=None).
+
+Plain code of Flax (NNX and Linen), Equinox, Optax and JAX.  No program knows of astitch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from benchmarks.modern_programs.program import Draw, Program
+
+ENTRIES: Mapping[str, tuple[str, ...]] = {
+    "gpt2": ("train", "train-scan"),
+    "llama": ("train", "decode", "generate"),
+}
+"""By family (the module's name), its programs."""
+
+
+def list_names() -> list[str]:
+    """All, as family/entry."""
+    return [f"{family}/{entry}" for family, entries in ENTRIES.items() for entry in entries]
+
+
+def make_program(name: str, *, small: bool, seed: int) -> Program:
+    """Raises KeyError for an unknown name, ImportError where its library is missing."""
+    family, _, entry = name.partition("/")
+    if entry not in ENTRIES[family]:
+        raise KeyError(name)
+    module = importlib.import_module(f"{__name__}.{family}")
+    made: Program = module.make(entry, Draw(seed, small, family))
+    return made
