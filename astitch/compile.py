@@ -73,8 +73,9 @@ def compile_graph(
 
     target: for whom.  tune: measure the best plans on the current GPU.  strict: raise UnsupportedOp instead, which
     names the ops and the reasons.
-    faults: keeps the errors inside astitch, each of which costs a pass, a loop or a stitch op, at worst all stitch ops
-    of the graph (of a region: it is raised).  Without it, or with strict, they are raised as ASTITCH_FAULTS says.
+    faults: keeps the errors inside astitch.  Each costs a pass, a loop or a stitch op, at worst all stitch ops of the
+    graph.  An error in a region is raised.  Without `faults`, or with strict, errors are raised as
+    ASTITCH_FAULTS says.
     """
     faults = faults or FaultLog(strict or None)
     seconds: dict[str, float] = {}

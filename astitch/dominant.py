@@ -22,9 +22,9 @@ MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
 MANY_INDICES = 8
-"""Readers at a value's own index are taken to be read at the same indices, as the halves of random bits are, which are
-two values of one computation; beyond this many each index counts, since they would double from op to op.  The
-kernels of the benchmarks and models are those of the first rule alone."""
+"""Readers at a value's own index are taken to read at the same indices.  The halves of random bits are such readers:
+two values of one computation; beyond this many each index counts, since they would double from op to op.  The kernels
+of the benchmarks and models are those of the first rule alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Kernel -> CUDA text.  Decides nothing: one function for each kind of statement, printed.
 
-Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that
-declarations.py made, so nothing a module contains can leave its comment or its name.
+Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers of declarations.py.
+So nothing in a module can leave its comment or its name.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Printer:
         return f"if ({' && '.join(tests)}) " if tests else ""
 
     def sections(self, body: Sequence[k.Statement]) -> Iterator[str]:
-        """Many sections of blocks of their own, one after the other, are found by halves: a block that passed by all
-        those of others would be late.
+        """Many sections with blocks of their own are found by halves: a block that tested the sections one after the
+        other would be late.
 
         No block has shared memory of two of them to part by a barrier; but of one of them, and of what came before
         them all, so that a barrier between them goes in front.

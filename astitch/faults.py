@@ -193,8 +193,8 @@ def leave_whole(
     """Says that XLA computes all of a function for what stopped its compilation.
 
     module, gpu, inside_xla: see report_faults.  Raises UnsupportedOp for what only XLA computes where strict forbids
-    it, a fault where strict or ASTITCH_FAULTS asks for it, and always what is neither: an interrupt, or what the user
-    can mend.
+    it, and a fault where strict or ASTITCH_FAULTS asks for it.  Always raises what is neither: an interrupt, or what
+    the user can mend.
     """
     if isinstance(error, ONLY_XLA):
         leave_to_xla(name, str(error).partition("\n")[0], strict)

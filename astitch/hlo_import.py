@@ -1,8 +1,7 @@
 """Reads HLO: takes a serialized HloModuleProto or HLO text, hands on the entry's Graph.
 
-`call` and `fusion` are inlined; tuples vanish: a value is followed through tuple,
-get-tuple-element, copy and bitcast to the node that computes it, so that only nodes with several
-results keep get-tuple-element projections.
+`call` and `fusion` are inlined; tuples vanish: the importer follows a value through tuple, get-tuple-element, copy and
+bitcast to the node that computes it.  Only nodes with several results keep get-tuple-element projections.
 
 A module may come from anywhere.  Before it is read, its ids are found unique and its size with all
 calls unfolded within MOST_VALUES; each instruction keeps the rule of its op (check.py) and has the

@@ -177,8 +177,8 @@ class Signatures:
 class JitFunction:
     """A function compiled once for each signature; safe to call from several threads.
 
-    Inside a JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it is jax.jit of that function with marks:
-    where XLA compiles that for a GPU, what is marked is stitched.
+    Inside a JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it is jax.jit of that function with marks.
+    Where XLA compiles that for a GPU, astitch stitches what is marked.
     """
 
     def __init__(

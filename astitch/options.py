@@ -1,7 +1,7 @@
 """Every environment name that astitch reads, in one place.
 
 Takes the environment, hands on values; a name set to nothing counts as not set.  No name changes a result beyond the
-order of its sums: they choose where things are kept, what is shown, which engine runs and how plans are chosen.
+order of its sums.  They choose where things are kept, what is shown, which engine runs and how plans are chosen.
 """
 
 from __future__ import annotations

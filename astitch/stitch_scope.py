@@ -4,12 +4,12 @@ Breadth-first search over the edges between stitchable ops.  An edge is refused 
 close a cycle through an op that stays outside (a dot, a sort ...).  The cycle test is a number: the *stage*
 of an op, the count of outside ops that must run before it.  Two ops may share a stitch op exactly if they
 have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
-An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
-store and no load.  Between the two steps here, recompute.py gives stages ops of their own for what is cheaper to
-compute twice than to keep.  What is behind a barrier has no earlier stage than all that the barrier waits for; within
-a stage there are no barriers.
-A kernel ends at once for all its results.  So that no collective waits for more than it reads, stages are cut further:
-the ops of one are awaited by the same collectives.
+An op that only reads what is in memory anyway moves to the stage of its first reader.  It then costs no store and no
+load.  Between the two steps here, recompute.py gives stages ops of their own for what is cheaper to compute twice than
+to keep.  What is behind a barrier has no earlier stage than all that the barrier waits for; within a stage there are no
+barriers.  A kernel ends at once for all its results.  So that no collective waits for more than it reads, stages are
+cut
+further: the ops of one are awaited by the same collectives.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def _minor_run(space: Space, *, reduced: bool) -> int:
 def why_not_aligned(space: Space, mapping: Mapping) -> str | None:
     """None when a root of `space` can be computed by the threads of `mapping`, else the reason.
 
-    Propagation of a mapping: the outer axis must be wholly in the space, row and col each wholly in it or wholly
-    absent, and an axis wholly kept or reduced.  Where row or col is absent and tiled, the value is computed in every
-    tile along it, and counted or stored in one.
+    Propagation of a mapping.  The outer axis must be wholly in the space, row and col each wholly in it or wholly
+    absent; and an axis is wholly kept or wholly reduced.  Where row or col is absent and tiled, the value is computed
+    in every tile along it, and counted or stored in one.
     """
     here = frozenset(space.atoms)
     axes = {"outer": mapping.outer, "row": mapping.row, "col": mapping.col}

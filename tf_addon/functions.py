@@ -53,10 +53,10 @@ def function(
     """tf.function(jit_compile=True) whose compiled calls are astitch's.  Decorates with or without arguments.
 
     buckets: sizes of the first dimension for which it is compiled.  Tensors are padded with zeros to the next of them,
-    and results whose first dimension follows theirs cut, so rows must not depend on each other (no sum or norm over the
-    batch).  Which do is seen by tracing the function for two sizes for each bucket.  Where the size is not known,
-    inside of a graph, or not the same for all tensors, or where a result follows it in another way (twice the rows, a
-    transpose), nothing is padded.
+    and results whose first dimension follows theirs are cut.  So rows must not depend on each other (no sum or norm
+    over the batch).  Which do is seen by tracing the function for two sizes for each bucket.  Nothing is padded where
+    the size is not known, inside of a graph, or not the same for all tensors.  Nor where a result follows it in another
+    way (twice the rows, a transpose).
     tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
     where it can be built.  options: those of tf.function; a tf.function keeps its own.  What the shim runs is a
     tf.function; it is built when the first function is decorated.  Raises InvalidOption, ShimUnavailable.

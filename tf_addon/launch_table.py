@@ -232,8 +232,8 @@ _GRAPH_DRIVER = {
 
 @functools.cache
 def open_streams(device: int) -> tuple[int, Any, Any]:
-    """The primary context of a GPU, and two streams of our own on it, the same for all programs: one for work, one on
-    which graphs are captured."""
+    """The primary context of a GPU, and two streams of our own on it, the same for all programs.  One is for work, on
+    the other graphs are captured."""
     cupy = import_cupy()
     with cupy.cuda.Device(device):
         streams = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -279,8 +279,8 @@ def shares_memory(device: int) -> bool:
 
 
 def keep_scratch(library: ctypes.CDLL, device: int) -> None:
-    """Has the driver keep the memory that calls gave back: unless told so it unmaps it whenever a stream is waited for,
-    and maps it anew in the next call.  A driver that refuses is only slower."""
+    """Has the driver keep the memory that calls gave back.  Else it unmaps it whenever a stream is waited for, and maps
+    it anew in the next call.  A driver that refuses is only slower."""
     pool, most = ctypes.c_void_p(), ctypes.c_uint64(2**64 - 1)
     if library.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device) == 0:
         library.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(most))

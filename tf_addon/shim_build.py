@@ -1,7 +1,7 @@
 """Builds the shim, the library by which TensorFlow hands its functions to astitch.
 
-Takes the TensorFlow that is installed, hands on the path of a library that fits it: one that came with the package,
-one from the user's cache, or one that g++ makes now from `shim/astitch_tf.cc` and the headers in TensorFlow's wheel.
+Takes the TensorFlow that is installed, hands on the path of a library that fits it.  It came with the package, is in
+the user's cache, or is made now by g++ from `shim/astitch_tf.cc` and the headers in TensorFlow's wheel.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def name_library(target: Target) -> str:
 
 
 def open_library(say: Callable[[str], None] | None = None) -> ctypes.CDLL:
-    """The library for the TensorFlow that is installed, loaded: the one that came with the package, else that of the
-    user's cache, which is built if it is not there.
+    """The library for the TensorFlow that is installed, loaded.  It came with the package, or is in the user's cache,
+    where it is built if it is missing.
 
     say: gets a line when it is built and one when it is done; standard error if not given.  Raises ShimUnavailable.
     """

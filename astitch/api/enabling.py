@@ -2,8 +2,9 @@
 
 Takes the user's wish, hands on nothing; the work is done in XLA's transformation hook (transformation.py).  Four seams
 of JAX's carry it.  The hook stands in XLA's compiler.  A context of the user's is part of the key under which JAX keeps
-what it has compiled in memory; a function of JAX's adds to the key of its cache on disk.  The function by which JAX has
-a module compiled is wrapped: it knows the devices, and compiles once more without us where XLA refuses our module.
+what it has compiled in memory; a function of JAX's adds to the key of its cache on disk.  enable() wraps the
+function by which JAX has a module compiled.  That function knows the devices, and compiles once more without us where
+XLA refuses our module.
 """
 
 from __future__ import annotations

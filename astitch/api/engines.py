@@ -1,7 +1,7 @@
 """The engines that run a program for astitch.jit: which one, and what calls it.
 
-Takes what a user asked for and what this machine has, hands on an engine's name, or a function from flat arrays to flat
-JAX arrays.
+Takes what a user asked for and what this machine has.  Hands on an engine's name, or a function from flat arrays to
+flat JAX arrays.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def choose_engine(asked: str | None = None) -> str:
 
 
 def choose_launcher(asked: str | None = None) -> str:
-    """The engine, "executor" or "host", where astitch launches kernels by itself: as asked, or as ASTITCH_ENGINE says,
-    else a GPU's if there is one that CuPy can use.  "gpu" and "xla" ask for "executor" here.
+    """The engine, "executor" or "host", where astitch launches kernels by itself.  The request decides, then
+    ASTITCH_ENGINE, then whether CuPy can use a GPU.  "gpu" and "xla" ask for "executor" here.
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """

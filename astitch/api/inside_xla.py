@@ -1,7 +1,7 @@
 """A function of jax.jit's that is one call of our program inside XLA.
 
-Takes the user's function and its options, hands on a function for jax.jit to trace, and one to call: it falls back to
-XLA alone where XLA fails with our kernels.
+Takes the user's function and its options.  Hands on a function for jax.jit to trace, and one to call, which falls back
+to XLA alone where XLA fails with our kernels.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    A function with effects (prints, callbacks), which only JAX can order, with what astitch cannot read, or with other
-    arguments than arrays of one device is traced as it is, with a warning.
+    Some functions are traced as they are, with a warning: those with effects (prints, callbacks) that only JAX can
+    order, and those that astitch cannot read.  So are calls whose arguments are not arrays of one device.
     """
     import jax
     from jax._src.core import trace_state_clean

@@ -407,7 +407,7 @@ class Lowered(LoweredStage):
     def _start(
         self, compilation: Compilation, compiler_options: CompilerOptions
     ) -> tuple[Compilation, Engine]:
-        """The engine of a compilation, and what is left of the latter: kernels that their compiler or the device
+        """The engine of a compilation, and the compilation that it runs.  Kernels that their compiler or the device
         refuses are left to XLA, with a warning."""
         from astitch.compile import leave_kernels
 

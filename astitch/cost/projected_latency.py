@@ -1,8 +1,8 @@
 """Kernel -> Projection: how long a kernel will take on a device, without running it (PAI V2's second cost model).
 
-cost = workload model / device model.  Each level of a kernel has three forms of time: of the memory (DRAM or L2), of
-the busiest SM (issue slots and units), and latency (the longest chain of a block's tasks, which is Little's law when
-loads are what it waits for).  None hides the others wholly: a norm adds them up.
+cost = workload model / device model.  Each level of a kernel has three times: of the memory (DRAM or
+L2), of the busiest SM (issue slots and units), and of latency.  Latency is the longest chain of a block's tasks; where
+loads are what it waits for, that is Little's law.  None hides the others wholly: a norm adds them up.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ NEAR_CYCLES = 300.0
 """Until a load of what all tasks read has come: from the L2, since what streams through takes the L1."""
 
 WAITING_GROUP_SHARE = 0.84
-"""Of the memory's speed, what block groups reach whose blocks have nothing on its way while they meet: on an H100
-softmax f32 16x1048576 0.72 to 0.87, instance-norm f32 32x64x64x512 0.75 with two blocks an SM, 0.82 with four."""
+"""The share of the memory's speed that block groups reach whose blocks prefetch nothing while they meet.  On an H100
+softmax f32 16x1048576 reaches 0.72 to 0.87.  Instance-norm f32 32x64x64x512 reaches 0.75 with two blocks an SM, 0.82
+with four."""
 
 MEETING_BLOCK_US = 0.01
 """What each block of a block group adds to a meeting, beside its parts that are read: that it may be the last."""

@@ -1,8 +1,9 @@
 """Kernel -> Workload: what its threads execute and move, counted from the statements, without compiling them.
 
-Walks the statements with trip counts.  A memory access is judged by the addresses of one warp, its index forms being
-evaluated for 32 threads at once: how many sectors of 32 bytes it touches, and over how many bytes it ranges.  What a
-statement computes, loads and stores is counted from what it says of itself; PRICES has the statements that cost more.
+Walks the statements with trip counts.  A memory access is judged by the addresses of one warp: its index forms are
+evaluated for 32 threads at once.  They say how many sectors of 32 bytes it touches, and over how many bytes it ranges.
+What a statement computes, loads and stores is counted from what it says of itself; PRICES has the statements that cost
+more.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ class Gpu:
         return self.barrier_us + self.barrier_block_us * max(blocks - self.sms, 0)
 
     def stream_us(self, read_bytes: float, written_bytes: float) -> float:
-        """The least time of traffic with DRAM: what is written runs with as much of the reads at the speed of a copy,
-        the rest of the reads at the data sheet's, since the memory need not turn round."""
+        """The least time of traffic with DRAM.  Writes, and as many bytes of reads, run at the speed of a copy.  The
+        other reads run at the data sheet's speed, since the memory need not turn round."""
         rest = abs(read_bytes - written_bytes)
         paired = read_bytes + written_bytes - rest
         return (paired + rest * COPY_SHARE_OF_PEAK) / self.bandwidth_gbs / 1e3
@@ -246,8 +246,8 @@ _ATTRIBUTE = {
 def from_device(device: int = 0, *, measure: bool = False) -> Gpu:
     """The Gpu of CUDA device number `device`, as the driver describes it.
 
-    The limits are the device's own.  What no attribute says (measured bandwidth, launch and barrier
-    cost) comes from the preset of the same device, or else from the memory's data and the nearest one.
+    The limits are the device's own.  What no attribute says (measured bandwidth, launch and barrier cost) comes from
+    the preset of the same device.  Without one it comes from the memory's data and the nearest preset.
     measure: time a copy for the bandwidth instead (0.1 s, 1 GiB of the device's memory), which needs CuPy.
     Raises AstitchError without the device.
     """

@@ -25,7 +25,7 @@ class Schedule:
     """None: the rule decides.
 
     block: threads in a block, a power of two from 32 to 1024.  Rule: 256, or 512 where rows are long or blocks meet.
-    blocks_per_sm: blocks that an SM shall hold at once: launch bounds make the compiler keep registers for it, and no
+    blocks_per_sm: blocks that an SM shall hold at once.  Launch bounds make the compiler keep registers for it, and no
         block uses more shared memory than its share.  Rule: what 64 registers a thread give; launch bounds only where
         blocks meet at a global barrier.
     access_bytes: widest access of a thread, 16, 8, 4 or less.  Rule: 16.

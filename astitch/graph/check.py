@@ -1,8 +1,8 @@
 """Takes the product of a stage; hands it on unchanged, or raises IllegalProduct around the fault.
 
-The idea: an op's legality is the rule in its row (graph/ops), `infer_type(node, operand types)`, so a
-stage may build any graph it likes and the first wrong node is named here, not five stages later.
-The importer asks the same rules of each instruction: what breaks one there is the input's fault.
+The idea: an op's legality is the rule in its row (graph/ops), `infer_type(node, operand types)`.  So a stage may build
+any graph it likes, and the first wrong node is named here, not five stages later.  The importer asks the same rules of
+each instruction: what breaks one there is the input's fault.
 """
 
 from __future__ import annotations

@@ -108,9 +108,8 @@ def canonical_convolution(
 
 
 def channels_last(attrs: ConvolutionAttrs, form: Form) -> tuple[tuple[int, ...] | None, ...]:
-    """Of the left operand, the right operand and the result of a convolution that is meant in a form: the dimensions in
-    the order in which their tensor is packed with its channels last.  None where it is no order of them: groups stand
-    in the middle of one.
+    """For each array of a convolution that is meant in a form (left operand, right operand, result): its dimensions, in
+    the order of a packed tensor whose channels come last.  None where groups stand in the middle of a dimension.
     """
     lhs = (attrs.input_batch, *attrs.input_spatial, attrs.input_feature)
     rhs = (attrs.kernel_output_feature, *attrs.kernel_spatial, attrs.kernel_input_feature)

@@ -2,8 +2,8 @@
 
 Every dimension of every node becomes a row of *atoms* (major to minor).  Element-wise ops, broadcasts,
 transposes, reduces and whole-dimension slices identify atoms of operand and result; a reshape splits them
-until both sides agree.  Two nodes whose atoms agree can be computed by one thread at one index, which is
-what the propagation of a thread mapping (paper section 4.3) asks.
+until both sides agree.  One thread can compute two nodes at one index if their atoms agree.  The propagation of a
+thread mapping (paper section 4.3) asks for that.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class _Union:
 
 
 def _is_regrouped(graph: Graph, reshape: Node, inside: Collection[str]) -> bool:
-    """What lies in memory, or goes through it as the result of a reduce does, and is reduced in other groups: only its
-    address counts, and the reduce keeps its dimensions whole, as wide accesses need them."""
+    """An array in memory, or a reduce's result on its way through memory, that is reduced in other groups.  Only its
+    address counts; the reduce keeps its dimensions whole, as wide accesses need them."""
     users = [user for user in graph.users[reshape.name] if user in inside]
     while len(users) == 1 and OPS[graph[users[0]].op].kind is Kind.ELEMENTWISE:
         users = [user for user in graph.users[users[0]] if user in inside]

@@ -1,7 +1,7 @@
 """The regions of joint reductions: several results of one array that wait for each other, reduced in one pass.
 
-A region joins what is known of two sets of elements; reassociate.py puts it into the graph, and the emitted text adds
-elements to a state by shorter ways than the region's own, which joint_kind() allows it to.
+A region joins what is known of two sets of elements; reassociate.py puts it into the graph.  The emitted text adds
+elements to a state by shorter ways than the region's own, where joint_kind() allows it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOMENTS = "moments"
 """(count, sum, lost, M2): the sum is sum + lost, M2 the sum of squared deviations from the mean.
 
 An element is (1, x, 0, 0).  A mean of one number is off by half of its last place, and M2 by the square of that for
-each element: seen where the mean is a thousand deviations, more than the variance where it is millions.  A sum of two
+each element.  That shows where the mean is a thousand deviations; at millions it exceeds the variance.  A sum of two
 numbers gives the mean twice as many digits.  Infinities and NaNs add up in `sum` as in any sum; then M2 is NaN, and
 lost has no meaning.
 """

@@ -46,8 +46,8 @@ def canonical_dot(
 ) -> CanonicalDot:
     """The batched matrix product that a dot_general of two row-major arrays is.
 
-    contiguous_depth: both operands have k along the unit stride, if need be as copies: the only form that tensor cores
-    have for types of 8 bits.
+    contiguous_depth: both operands have k along the unit stride, if need be as copies.  Tensor cores have no other form
+    for types of 8 bits.
     """
     # The order of the contracting dimensions is free, so the left operand's own serves it best.
     pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
@@ -85,8 +85,8 @@ def _product(shape: Sequence[int], dimensions: Sequence[int]) -> int:
 def _place_operand(
     shape: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> DotOperand:
-    """The matrix [rows, columns] for each index of `batch`, where it lies if each of the three has one stride and
-    the rows or the columns are contiguous; else after a copy into the order batch, rows, columns.
+    """The matrix [rows, columns] for each index of `batch`, where it lies.  Each of the three must have one stride, and
+    the rows or the columns must be contiguous; else after a copy into the order batch, rows, columns.
     """
     strides = [int(np.prod(shape[d + 1 :], dtype=np.int64)) for d in range(len(shape))]
     found = [_stride_of(shape, strides, group) for group in (batch, rows, columns)]

@@ -1,9 +1,9 @@
 """Graph -> which f32 functions end in a value of 16 bits, so that 22 bits of them are enough.
 
-A function of f32 whose result only goes through light arithmetic into a conversion to f16 or bf16 is computed by the
-special function unit's approximations: their error of about 2^-22 disappears in the rounding to 2^-11 or 2^-8, unless
-almost all of the value cancels in a sum, where the function's own rounding would be visible too.  An exponential below
-2^-126 is 0 even if a factor above 1 would bring it back into the range of the narrow type.
+An f32 function may end in f16 or bf16, with only light arithmetic before the conversion.  The special function unit
+then approximates it: an error of about 2^-22 disappears in the rounding to 2^-11 or 2^-8.  It would show only where
+almost all of the value cancels in a sum; there the function's own rounding would show too.  An exponential below 2^-126
+is 0 even if a factor above 1 would bring it back into the range of the narrow type.
 """
 
 from __future__ import annotations

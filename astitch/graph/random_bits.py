@@ -1,8 +1,8 @@
 """XLA's counter-based random bits: takes a generator's state, hands on (new state, bits).
 
 Threefry 2x32 with 20 rounds and Philox 4x32 with 10 (Salmon et al., SC 2011).  What XLA adds is how
-the counters are laid over the result: Threefry interleaves the two words of a block along one
-dimension of the result, Philox writes the four words of a block one after the other.
+the counters are laid over the result: Threefry interleaves the two words of a block along one dimension of the result.
+Philox writes the four words of a block one after the other.
 """
 
 from __future__ import annotations

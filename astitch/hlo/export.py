@@ -1,7 +1,7 @@
 """Writes HLO: takes nodes of a Graph, hands on a serialized HloModuleProto.
 
-The mirror of hlo_import.py.  Where a Graph is flat and HLO wants one value (the state of a loop, the argument of a
-branch, several outputs), tuples are made and taken apart again.  Arrays are row-major, names and ids unique.
+The mirror of hlo_import.py.  A Graph is flat, and HLO sometimes wants one value: the state of a loop, the argument of a
+branch, several outputs.  There tuples are made and taken apart again.  Arrays are row-major, names and ids unique.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def export_nodes(graph: Graph, names: Collection[str], results: Sequence[str]) -
     """The nodes called `names` as a module whose parameters are the values they read from elsewhere.
 
     The projections of a chosen node with several results belong to it.  results: the values to hand back.  Raises
-    IllegalProduct for a name that the graph lacks or a result that the part does not compute, UnsupportedOp for an op
-    that HLO does not have.
+    IllegalProduct for a name that the graph lacks or a result that the part does not compute.  Raises UnsupportedOp for
+    an op that HLO does not have.
     """
     chosen = set(names)
     for node in graph:

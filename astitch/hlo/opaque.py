@@ -1,8 +1,9 @@
 """Instructions that astitch hands on to XLA as they stand: takes the messages of a module, hands on OpaqueAttrs.
 
-An opcode without a row in graph/ops, an element type that no kernel has, a computation with dynamic shapes: each
-becomes one op whose attributes are the instruction itself, with the computations that it calls.  Values of dynamic
-shape stay inside such an op: what they connect is put into a computation of its own first (outline_dynamic_shapes).
+Some instructions have an opcode without a row in graph/ops, an element type that no kernel has, or a computation with
+dynamic shapes.  Each becomes one op whose attributes are the instruction itself, with the computations that it calls.
+Values of dynamic shape stay inside such an op: what they connect is put into a computation of its own first
+(outline_dynamic_shapes).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SPEAKS = frozenset(
     "collective-permute-start copy-done copy-start infeed outfeed partition-id ragged-all-to-all recv recv-done "
     "reduce-scatter replica-id send send-done".split()
 )
-"""Opcodes that speak to the host or to other devices, or that only mean something beside another: nobody may leave
+"""Opcodes that speak to the host or to other devices, or that only mean something beside another.  No pass may leave
 them out, repeat them or move them."""
 
 DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
@@ -97,9 +98,9 @@ def carry_instruction(
     """The attributes of the op that an instruction becomes.
 
     instruction: an HloInstructionProto.  operand_shapes: ShapeProtos.  computations: of the module, by id.  reason: why
-    no kernel computes it.  Raises UnsupportedOp where JAX is missing, which runs it, or does not take it, and for what
-    speaks to the host or to other devices, except in a module of the compiler's; MalformedHlo for calls that never end
-    or lead nowhere, and where XLA ends the process that reads the instruction.
+    no kernel computes it.  Raises UnsupportedOp where JAX, which runs it, is missing or does not take it.  Raises it
+    too for what speaks to the host or to other devices, except in a module of the compiler's; MalformedHlo for calls
+    that never end or lead nowhere, and where XLA ends the process that reads the instruction.
     """
     kept = _strip(instruction)
     if not _OPCODE.fullmatch(instruction.opcode):

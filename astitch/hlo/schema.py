@@ -3,9 +3,8 @@
 Beside them the options of XLA's that have no other way in (library/xla_fallback.py).
 Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and
 xla/xla_data.proto; of options xla/xla.proto and xla/pjrt/proto/compile_options.proto); the parser
-skips the others, so a dump of any XLA version parses.  Enums are read as numbers and strings as
-bytes: both are the same on the wire, and a name that is not UTF-8 must not make a module
-unreadable.
+skips the others, so a dump of any XLA version parses.  Enums are read as numbers and strings as bytes, which are the
+same on the wire.  So a name that is not UTF-8 does not make a module unreadable.
 """
 
 from __future__ import annotations

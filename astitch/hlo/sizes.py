@@ -10,8 +10,8 @@ from astitch.hlo.schema import decode
 from astitch.hlo.shapes import WRITE_AGAIN, where_of
 
 MOST_VALUES = 1 << 20
-"""Arrays that the instructions of a module read and give, each call counted as a copy of what it calls: some hundred
-times those of the largest training steps.  Reading them takes some 1 KB of memory each."""
+"""The most arrays that the instructions of a module may read and give; each call counts as a copy of what it calls.
+The largest training steps have some hundred times fewer.  Reading them takes some 1 KB of memory each."""
 
 
 MOST_NESTED = 50

@@ -90,8 +90,8 @@ class Collect(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Meeting(Nest):
-    """The warps of a block gather what the `blocks` blocks of a group published `delay` tasks ago: one warp for each of
-    the `packed` rows of a task, in turns.
+    """The warps of a block gather what the blocks of a group published `delay` tasks ago.  Each of the `packed` rows of
+    a task has one warp, in turns.
 
     body: what a warp does for row `to`.
     """

@@ -1,8 +1,8 @@
 """Takes a Kernel; hands it on unchanged, or raises IllegalProduct with a sentence.
 
-The idea: a kernel is legal when its text would be: names defined once and before use, barriers where all threads pass,
-shared memory never raced for.  These rules read what statements say of themselves; what a kind of statement needs
-beside them is its own function, in RULES.
+The idea: a kernel is legal when its text would be.  Names are defined once and before use, all threads pass barriers,
+and no two threads race for shared memory.  These rules read what statements say of themselves; what a kind of statement
+needs beside them is its own function, in RULES.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class Choices:
         return [s for s in cases[0].body if isinstance(s, k.LoadVector)]
 
     def load_before(self, cases: Sequence[k.If]) -> list[k.If]:
-        """The cases of a choice.  Where each loads as many vectors from the same arrays, the loads stand before the
-        choice and only their positions are chosen: threads of a warp that part would wait for each case's loads in
-        turn."""
+        """The cases of a choice.  If each case loads as many vectors from the same arrays, the loads stand before the
+        choice and only their positions are chosen.  Else threads of a warp that part would wait for each case's loads
+        in turn."""
         loads = [[s for s in c.body if isinstance(s, k.LoadVector)] for c in cases]
         first, *others = ({load.name: load for load in of} for of in loads)
         plain = (k.LoadVector, k.Index)

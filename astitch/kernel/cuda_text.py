@@ -1,7 +1,7 @@
 """Types, numbers, index forms, guards and expressions of a kernel as CUDA text.
 
-Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that
-declarations.py made, so nothing a module contains can leave its comment or its name.
+Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers of declarations.py.
+So nothing in a module can leave its comment or its name.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from astitch.mapping.stitch_scheme import Placement
 from astitch.tiling.space import Mapping, ceil_div
 
 ELEMENTS_TOGETHER = 24
-"""Elements that a thread of a column reduction loads before it adds the first: where rows do not fill its turns a
+"""Elements that a thread of a column reduction loads before it adds the first.  Where rows do not fill its turns, a
 last turn alone would cost as much time as all others."""
 
 
@@ -80,7 +80,7 @@ class ElementLoops:
     def build(self, *, row: bool = True) -> list[k.Statement]:
         """The loops over a thread's elements around what the inner depths hold.
 
-        Where rows are split over blocks and only the last tile ends early, no other tile tests each row: a branch
+        Where rows are split over blocks and only the last tile ends early, no other tile tests each row.  A branch
         around each load would make the loads wait for each other.
         """
         m = self.mapping

@@ -26,10 +26,10 @@ def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Use
     """Is each element of one parameter read only by the thread that writes that element of the other, and before?
 
     Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
-    loads first; or in two nests of equal loops and guards, one after the other in the turn of a task, at positions
-    that are the same function of these loops.  (Each element is stored once: that is the law of mappings.  Whoever
-    reads it again wants the new one.)
-    Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
+    loads first; or in two nests of equal loops and guards, one after the other in the turn of a task.  The positions
+    must be the same function of these loops.  (Each element is stored once: that is the law of mappings.  Whoever reads
+    it again wants the new one.)  Where only some threads store, what the others loaded, maybe too late, must be of
+    no use to them.
     """
     loads = uses[kernel.arguments[pair.read].name]
     stores = [

@@ -259,8 +259,8 @@ class Reducer:
 
     @property
     def words(self) -> int:
-        """Tagged words, of 64 bits, that a state takes in an exchange: one 32-bit word beside its tag, or up to three
-        in a pair, which is written and read at once."""
+        """Tagged words, of 64 bits, that a state takes in an exchange.  One word holds 32 bits beside its tag.  A
+        pair of words, written and read at once, holds up to three times 32 bits."""
         return 1 if self.payload == 1 else 2 * -(-self.payload // 3)
 
 

@@ -1,7 +1,7 @@
 """Input -> the elements of it that anybody needs: reads behind a select whose predicate is index arithmetic.
 
-A causal mask selects by comparing positions.  What it hides of an array that nobody else reads need not be loaded: the
-guards found here say which elements are needed, before any of them is known.
+A causal mask selects by comparing positions.  An array that nobody else reads need not be loaded where the mask hides
+it.  The guards found here say which elements are needed, before any of them is known.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ class ReduceAcross(Statement):
     """Combine the states of independent reductions over threads; every thread of a set gets the totals.
 
     A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row), and all parts share one block
-    barrier; else: threads that own the same columns.  butterfly: the states of a set's warps, or of a set that is
-    `stride` apart, are combined by the lanes of a warp together, not by each thread alone.  alone: only the first warp
+    barrier; else: threads that own the same columns.  butterfly: the lanes of a warp together combine the states of a
+    set's warps, or of a set that is `stride` apart.  Else each thread combines them alone.  alone: only the first warp
     needs the totals.
     """
 
@@ -176,9 +176,9 @@ class ReduceAcross(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A row, or the columns of a block, are scanned by the blocks of a block group together: this one's total is part
-    number `part` of result `element`, or of those from it on, and what the parts before it have comes to all threads
-    through two shared states of `slot` for each."""
+    """The blocks of a block group scan a row, or the columns of a block, together.  This block's total is part number
+    `part` of result `element`, or of those from it on.  All threads get what the parts before it have, through two
+    shared states of `slot` for each."""
 
     area: Area
     element: Linear
@@ -238,7 +238,7 @@ def count_scanned(step: ScanAcross, block: int) -> int:
 
 
 def count_lines(block: int, stride: int) -> int:
-    """States that a block exchanges for each state of its threads, when it combines over threads `stride` apart: the
+    """States that a block exchanges for each state of its threads when it combines over threads `stride` apart.  The
     lanes of a warp that hold several of a set have combined theirs.  One place of each line is free, so that those of
     one column lie in different banks."""
     return block // max(stride, 32) * (stride + 1)

@@ -1,7 +1,7 @@
 """Row residency: TaskLoop -> which values of a task stay on chip from phase to phase.
 
-What a later phase needs again stays in registers if the unrolled steps of a thread fit its budget, else in shared
-memory (at slots of the thread's own, so that no barrier is needed), else it is read and computed again.
+What a later phase needs again stays in registers if the unrolled steps of a thread fit its budget.  Else it stays in
+shared memory, at slots of the thread's own, which need no barrier.  Else it is read and computed again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_UNROLLED_STEPS = 16
 
 
 CARRIED_SHARE, CARRIED_BYTES = 2, 32 * 1024
-"""What stays in shared memory across a barrier of the grid is one in so many of the steps at least, and so much of a
-block: less of a long loop is slower than none (H100, fp8 quantisation f32 8192x16384, 13 steps of 249: 409 us beside
-395; batch-norm f32 64x56x56x256, 10 of 96: 218 beside 216), and less data is in the L1 at its second reading."""
+"""The least that stays in shared memory across a barrier of the grid: one step in so many, and so many bytes a block.
+Less of a long loop is slower than none (H100, fp8 quantisation f32 8192x16384, 13 steps of 249: 409 us beside 395;
+batch-norm f32 64x56x56x256, 10 of 96: 218 beside 216), and less data is in the L1 at its second reading."""
 
 
 class Place(enum.Enum):

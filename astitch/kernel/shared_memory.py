@@ -1,9 +1,9 @@
 """Slots -> offsets: one shared arena for each kernel, reused by liveness (paper section 4.4, step S4).
 
-The order of first and last use decides.  The task loops of a kernel run one after the other, and a block barrier lies
-between two of them: slots whose lives share no loop may share bytes.  Within a loop all slots stay apart, because a
-warp may begin the next task while another still reads in this one.  So no dominance in a flow graph is needed: a
-chain of loops has no other order.
+The order of first and last use decides.  The task loops of a kernel run one after the other, with a block barrier
+between two of them.  So slots whose lives share no loop may share bytes.  Within a loop all slots stay apart, because a
+warp may begin the next task while another still reads in this one.  So no dominance in a flow graph is needed: a chain
+of loops has no other order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernel statements -> the same, narrow values that are only stored left unrounded: the store rounds them.
 
-A value of a narrow type is rounded where it is computed, and a store encodes it.  For f8 each costs a conversion, and
-rounding twice changes nothing, so a value that nothing but stores reads stays the float that it is computed as.  Of
-f16 and bf16 a vector is rounded at once, two elements in an instruction that also packs them.
+A value of a narrow type is rounded where it is computed, and a store encodes it.  For f8 each rounding costs a
+conversion, and rounding twice changes nothing.  So a value that only stores read stays the float that it is computed
+as.  Of f16 and bf16 a vector is rounded at once, two elements in an instruction that also packs them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:
 def _find_packed(
     body: Sequence[k.Statement], statements: Sequence[k.Statement]
 ) -> dict[str, k.StoreLane]:
-    """The store of a lane of each vector of f16 or bf16 that may be rounded at once: pairs of values that are rounded
+    """Of each vector of f16 or bf16 that may be rounded at once, the store of a lane.  Pairs of values are rounded
     where they are computed.  A value that is exact already goes to memory with all of its bits, NaNs' too."""
     values = {s.name: s for s in statements if isinstance(s, k.Value) and s.dtype in F16}
     if not values:
@@ -114,7 +114,7 @@ def _vector_of(statement: k.VectorVariable | k.StoreLane | k.StoreVector) -> str
 
 
 def _unrounded(value: k.Value) -> k.Value:
-    """The value in f32, where only its own rounding is left out: a conversion from f64 must round once, and bits that
+    """The value in f32, where only its own rounding is left out.  A conversion from f64 must round once, and bits that
     are read as f8 were never a float."""
     expr = value.expr
     match expr:

@@ -31,8 +31,8 @@ class ThreadExchange:
     def find_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
         """Shared states for reduction `number` of an exchange between threads.
 
-        The exchanges of a loop take two sets of slots in turns: the barrier of each keeps its successor's writes,
-        which go to the other slots, behind the reads of the one before.
+        The exchanges of a loop take two sets of slots in turns.  So the barrier of each exchange keeps its successor's
+        writes behind the reads of the one before.
         """
         key = (reducer.number, self.count % 2, number)
         if key not in self.slots:

@@ -1,7 +1,7 @@
 """Products through cuBLASLt, which nvmath-python binds, by the algorithm that is the fastest on this GPU.
 
 Takes a Product, hands on a Matmul that launches it.  cuBLASLt's heuristic names candidates; the first call times them
-on its own arrays, and what won is kept on disk, so that later processes neither measure nor get other bits.
+on its own arrays.  The winner is kept on disk, so that later processes neither measure nor get other bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convolutions through cuDNN, which nvidia-cudnn-frontend binds, by the plan that is the fastest on this GPU.
 
 Takes a Problem, hands on a Convolution that launches it.  cuDNN's heuristics name plans; the first call times some of
-them on its own arrays, and what won is kept on disk, so that later processes neither measure nor get other bits.
+them on its own arrays.  The winner is kept on disk, so that later processes neither measure nor get other bits.
 """
 
 from __future__ import annotations

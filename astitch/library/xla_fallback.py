@@ -29,8 +29,8 @@ EXACT = MappingProxyType({"xla_allow_excess_precision": False})
 """How XLA compiles what stands beside our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
 
 AROUND_KERNELS = MappingProxyType({**EXACT, "xla_gpu_dot_merger_threshold_mb": 0})
-"""For a program with kernels: its products are merged already where that pays (products.py), and what XLA cuts out of
-those that it merges itself is a copy in front of a kernel."""
+"""For a program with kernels.  Its products are merged already where that pays (products.py).  If XLA merged more of
+them, each slice of the result would be a copy in front of a kernel."""
 
 REPEATABLE = MappingProxyType({**EXACT, "xla_gpu_exclude_nondeterministic_ops": True})
 """Besides, equal calls give equal bits, as in emitted kernels."""
@@ -161,7 +161,7 @@ def choose_options(device: int, settings: CompilerOptions, tilings: int | None =
     """XLA's CompileOptions for JAX's device of a number.
 
     settings: of XLA's compiler, by name.  tilings: how many of its own kernels XLA measures for a product, beside the
-    libraries': those that its cost model puts first, unless XLA_FLAGS have another wish; None: all that it has.
+    libraries'.  It takes those that its cost model puts first, unless XLA_FLAGS say otherwise; None: all that it has.
     """
     from jax._src.lib import xla_client  # type: ignore[attr-defined]
 

@@ -1,9 +1,9 @@
 """Which dimension of each value in a loop's body is the batch's and which one holds columns.
 
-Takes a Loop, hands on its Axes or a refusal.  The idea: a product by an invariant matrix tells rows from columns, every
-other op carries that on, so dimensions that must be the same are one class; columns fall into equal parts (the gates of
-an LSTM), and the elements at one place of all parts are one unit, which one thread can compute.  A few columns that are
-added up in a turn (the places of an attention) are small: every block has all of them.
+Takes a Loop, hands on its Axes or a refusal.  The idea: a product by an invariant matrix tells rows from columns.
+Every other op carries that on, so dimensions that must be the same are one class; columns fall into equal parts (the
+gates of an LSTM).  The elements at one place of all parts are one unit, which one thread can compute.  A few columns
+that are added up in a turn (the places of an attention) are small: every block has all of them.
 """
 
 from __future__ import annotations

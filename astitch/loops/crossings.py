@@ -123,8 +123,8 @@ class Crossings:
         self.text.pairs(2, False, lines)
 
     def collect(self, number: int, multiply: Multiply) -> None:
-        """From units to small columns: each block adds up what its units give, then its share of all pairs over the
-        blocks of the group, and everyone gets the sums."""
+        """From units to small columns.  Each block adds up what its units give, then its share of all pairs over the
+        blocks of the group; everyone gets the sums."""
         cut, (part,) = self.cut, multiply.results
         own, k, name = cut.own_units, len(multiply.own), multiply.product.name
         left, parts, sums = crossing_floats(multiply, cut)

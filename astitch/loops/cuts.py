@@ -147,8 +147,8 @@ class Slot:
 def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
     """The slot of each Moved, and all bytes.
 
-    Where a turn has many stages rows live for one stage only.  Else there are rows of two turns, unless the block meets
-    anyway between the last product that reads them and the words of the next turn.
+    Where a turn has many stages rows live for one stage only.  Else there are rows of two turns.  One turn's rows do if
+    the block meets anyway between the last product that reads them and the words of the next turn.
     """
     meetings = {m.stage for m in steps.moved} | {m.stage for m in steps.crossings}
     placed: list[tuple[int, int, bool]] = []

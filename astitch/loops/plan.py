@@ -1,6 +1,6 @@
 """Which loops run as one kernel each, and how.
 
-Takes a Graph with a while, hands on a LoopPlan or a refusal: schedule.py puts what a turn does into stages, cuts.py
+Takes a Graph with a while, hands on a LoopPlan or a refusal.  schedule.py puts what a turn does into stages, cuts.py
 shares it out to blocks.  Parts of a loop that have nothing to do with each other get blocks of their own.
 """
 
@@ -208,8 +208,8 @@ class LoopPlanner:
 
 
 def hoist_planned(graph: Graph, planner: LoopPlanner) -> Graph:
-    """The graph in which the loops that can be one kernel do only what must wait for the turn before, two at once where
-    that is faster."""
+    """The graph in which loops that can be one kernel do only what must wait for the turn before.  Two loops become one
+    where that is faster."""
     return _merge_planned(hoist_loops(graph, planner.is_kernel), planner)
 
 
@@ -230,8 +230,9 @@ def find_planned(graph: Graph, planner: LoopPlanner) -> set[str]:
 
 
 def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """The graph in which whiles have the numbers that their state starts with for themselves, and those nodes with the
-    reason why they are left to XLA: a loop that is one kernel needs no array of zeros for the stacks that it writes."""
+    """The graph in which whiles have their own copies of the numbers that their state starts with; and these copies,
+    each with the reason why it is left to XLA.  A loop that is one kernel needs no array of zeros for the stacks that
+    it writes."""
     nodes: dict[str, Node] = {}
     names: dict[str, str] = {}
     reasons: dict[str, str] = {}

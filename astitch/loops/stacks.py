@@ -1,8 +1,8 @@
 """What a loop's stacks hold, told in ways that the analysis of loops knows.
 
 Takes a Graph, hands on one whose whiles read stacks that no turn writes, and write stacks that no turn reads.  The
-idea: a gradient's loop, as TensorFlow writes it, pops numbers that are known, clears what it has read, adds up padded
-slices, and hands on what nobody reads.
+idea: a gradient's loop, as TensorFlow writes it, does needless work.  It pops numbers that are known, clears what it
+has read, adds up padded slices, and hands on what nobody reads.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ class _Straightener:
         return not value.numpy().any() and not _is_minus_zero(value)
 
     def read_starts(self) -> None:
-        """What a turn reads of a stack before any turn writes there is what was there at the start: the stack that is
-        read is another than the one that is written."""
+        """What a turn reads of a stack before any turn writes there was there at the start.  So the loop reads one
+        stack and writes another."""
         body = self.see_body()
         integers = find_integers(body, self.counters, self.trips)
         for number, state in enumerate(list(self.states)):

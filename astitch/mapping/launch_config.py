@@ -12,7 +12,7 @@ from astitch.device.gpu import Gpu
 
 ASSUMED_REGISTERS = 64
 """The paper assumes 32 registers and blocks of 1024 threads on a V100.  On an H100 two blocks of 512 threads with 64
-registers each were measured faster for every pattern that reduces: one block works while the other waits."""
+registers each were measured faster for every pattern that reduces.  One block works while the other waits."""
 
 
 @dataclass(frozen=True, slots=True)

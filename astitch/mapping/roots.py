@@ -238,7 +238,7 @@ class RootReads:
         return outside and array_of(self.graph[name]).size > 1
 
     def element_bytes(self, group: Group, space: Space) -> int:
-        """The widest element among the arrays of the space's size that the group reads or writes: what is converted
+        """The widest element among the arrays of the space's size that the group reads or writes.  So what is converted
         on the way to a reduce does not narrow the accesses."""
         widest = 0
         for name in group.roots:

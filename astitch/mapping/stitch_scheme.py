@@ -44,9 +44,8 @@ PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
 """Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
 
 MOST_IDLE = 0.125
-"""Of the blocks that the GPU holds, those that may stay idle since they are no whole block group while others have more
-than a task each: a block group spares its own loop a reading, and that is not worth a longer time for the loops beside
-it."""
+"""The share of the GPU's blocks that may stay idle because they fill no whole block group, while others have more than
+a task each.  A block group spares its own loop a reading; that is not worth a longer time for the loops beside it."""
 
 MAX_WAVES = 8
 """How often a scope is arranged for fewer blocks, so that they are whole block groups: one time nearly always."""
@@ -291,9 +290,9 @@ class _Arranger:
         return self.map_space(self.known.space_of(alone))
 
     def walks_too_far(self, root: Root, mapping: Mapping) -> bool:
-        """Would a new loop with the mapping of the root's group walk along dimensions that nothing in it has: neither
-        the root nor what the group has yet to place?  So it is for what waits for another group beside the sums of its
-        own, which stand in a loop before it."""
+        """Would a new loop with the mapping of the root's group walk along needless dimensions?  Those are dimensions
+        of neither the root nor what the group has yet to place.  So it is for what waits for another group beside the
+        sums of its own, which stand in a loop before it."""
         walked = {*mapping.outer, *mapping.row, *mapping.col} - set(root.space.atoms)
         if not walked or root.kind is not RootKind.POINTWISE:
             return False
@@ -302,7 +301,7 @@ class _Arranger:
         return not any(walked & set(other.space.atoms) for other in waiting)
 
     def is_better_apart(self, root: Root, group: Group, mapping: Mapping) -> bool:
-        """A sum over all tasks that the group's dominant waits for: nothing stays on chip from the one to the other,
+        """A sum over all tasks that the group's dominant waits for.  Nothing stays on chip from the one to the other,
         and threads that own columns leave fewer partials."""
         if (
             root.kind is not RootKind.REDUCE
@@ -433,8 +432,8 @@ class _Arranger:
         return self.loops[-1]
 
     def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
-        """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks, or into
-        more partials than it sums."""
+        """A reduce may join a loop unless its result then becomes one partial for each of many tasks, or more partials
+        than it sums."""
         if root.kind is not RootKind.REDUCE:
             return True
         reduction_scope, partials = find_reduction_scope(root, loop.mapping)

@@ -61,8 +61,8 @@ def find_ncu() -> str:
 def keep_compiled() -> Iterator[dict[str, str]]:
     """While it lasts, what XLA compiles is kept on disk; hands on the environment in which a process finds it there.
 
-    So a function that was compiled ahead of time is called without compiling it again, and the process that Nsight
-    Compute watches runs the very programs that were measured.
+    So a function that was compiled ahead of time is called without compiling it again.  The process that Nsight Compute
+    watches runs the very programs that were measured.
     """
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -202,8 +202,8 @@ def read_rows(text: str) -> Iterator[tuple[str, dict[str, float]]]:
 def sum_up_rows(
     rows: Iterable[tuple[str, dict[str, float]]], launches: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """By kernel, its counters of one launch: the mean where all of a call's launches were counted, else the median,
-    since the first of many finds a colder L2 than the others.  launches: of each kernel in a call."""
+    """By kernel, its counters of one launch: the mean where all of a call's launches were counted.  Else it is the
+    median, since the first of many finds a colder L2 than the others.  launches: of each kernel in a call."""
     listed: dict[str, list[dict[str, float]]] = {}
     for name, found in rows:
         listed.setdefault(name, []).append(found)

@@ -1,7 +1,7 @@
 """astitch's program as XLA launches it: what is beside the stitched kernels once XLA has compiled the whole.
 
-Takes a target, hands on the module with the kernels as custom calls, and joins what XLA made of it with what is
-known of each kernel.  So both sides of a report are counted in the same way.
+Takes a target, hands on the module with the kernels as custom calls.  It joins what XLA made of that module with what
+is known of each kernel.  So both sides of a report are counted in the same way.
 """
 
 from __future__ import annotations

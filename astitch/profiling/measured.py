@@ -340,18 +340,18 @@ def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel
 
 
 def find_in_order(traced: Traced, known: Launches) -> dict[str, Kernel]:
-    """By the name of a library's kernel, the work of XLA's instructions that called it, where the profiler names none,
-    as in a CUDA graph: that of the same place in the schedule.
+    """By the name of a library's kernel, the work of XLA's instructions that called it.  Where the profiler names none,
+    as in a CUDA graph, the same place in the schedule decides.
 
-    A landmark is a kernel with a name of XLA's or ours that a call launches once, and whose instruction runs once: the
-    launch is certain to be the instruction's.  What stands between two landmarks that are neighbours on both sides is
-    one stretch of the program.  Each library call in it launched a kernel or more, and whatever else launched one
+    A landmark is a kernel with a name of XLA's or ours that a call launches once, and whose instruction runs once.  So
+    the launch is certain to be the instruction's.  What stands between two landmarks that are neighbours on both sides
+    is one stretch of the program.  Each library call in it launched a kernel or more, and whatever else launched one
     without a name adds to them; so where there are as many such launches as calls, each call launched one.  A stretch
     with more or fewer is left out, and no other suffers from it.
 
-    The schedule's order is taken within a stretch.  XLA may record a graph whose nodes do not all depend on each other,
-    and where the GPU exchanges two calls of one stretch, each gets the work of the other; in different stretches only
-    where it exchanges as many for as many.
+    The schedule's order is taken within a stretch.  XLA may record a graph whose nodes do not all depend on each other.
+    Where the GPU exchanges two calls of one stretch, each gets the work of the other; in different stretches only where
+    it exchanges as many for as many.
     """
     own = {render_as_xla(kernel.name) for kernel in known.kernels}
     seen = Counter(render_as_xla(event.name) for event in traced.timeline)

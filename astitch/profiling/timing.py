@@ -1,7 +1,7 @@
 """The wall time of pipelined calls: takes Runners, hands on microseconds.
 
-XLA's stream takes no events of ours, so one clock serves all: the wall time of a batch of calls issued back to back,
-whose end is waited for once; runners take turns, so that drifts hit all alike.
+XLA's stream takes no events of ours, so one clock serves all.  It is the wall time of a batch of calls issued back to
+back, whose end is waited for once; runners take turns, so that drifts hit all alike.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BATCH_US = 4000.0
 """Work of a batch: long beside the 10 us for which its end is waited."""
 
 IN_FLIGHT = 8
-"""Calls of a batch at least, where they are long: of fewer a good part is the launch of the first, behind which the GPU
-waits, and the end of the last, for which the host does."""
+"""The least number of long calls in a batch.  With fewer calls a good part of the time is the launch of the first,
+for which the GPU waits, and the end of the last, for which the host waits."""
 
 LONGEST_BATCH_US = 400_000.0
 """Work of a batch with no more calls than IN_FLIGHT."""
@@ -31,8 +31,8 @@ class Runner:
     """One peer on one case.
 
     call: issues one call and hands on its results.  wait: until those are there.  flatten: the results as JAX
-    arrays.  hold: keeps the GPU that the calls run on busy for so many microseconds, if it can for so long, while calls
-    are queued behind that; hands on for how many.  None: its GPU time is not measured.
+    arrays.  hold: keeps the calls' GPU busy for so many microseconds, if it can, while calls are queued behind that;
+    hands on for how many.  None: its GPU time is not measured.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """XLA's compiler for a GPU that is not here: HLO -> what XLA makes of it for a preset.
 
 The compiler is the plugin that JAX uses on NVIDIA GPUs.  It runs in a process of its own, since it wants an environment
-of its own, and since what stops it must not stop the report.
+of its own.  What stops that process must not stop the report.
 """
 
 from __future__ import annotations

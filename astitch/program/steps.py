@@ -1,7 +1,7 @@
 """The Program: ordered steps over buffers, ready for an engine.
 
-A Program says everything an engine needs: which buffers exist and where they live, which kernels,
-library calls and fallbacks to XLA run in which order on which buffers.  Engines decide nothing.
+A Program says everything an engine needs: which buffers exist and where they live.  It lists kernels, library calls and
+fallbacks to XLA in their order, with their buffers.  Engines decide nothing.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Activation(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """A kernel that only computes activation(product + residual + bias), in this order, and rounds it to its result's
-    type: a library can do so before it writes the product, and an engine that has none runs both steps.
+    type.  A library can do so before it writes the product; an engine without one runs both steps.
 
     product: the node of its LibraryStep, whose result only the kernel reads; its operands are there until the kernel.
     residual: as many elements as the product.  bias: one for each column of the row-major product.

@@ -1,6 +1,6 @@
 """optimization-barrier: what a program computes again, held apart from what it computed before (jax.checkpoint).
 
-Takes a Graph, in which a barrier is one op that hands on all of its operands, hands on the Graph in which its readers
+Takes a Graph in which a barrier is one op that hands on all of its operands.  Hands on the Graph in which its readers
 read these operands themselves, and each Barrier.  The idea: a barrier keeps equal ops two, and what is behind it late.
 Both are decided once every op has its stage; inside a kernel nothing is left of it, only XLA is told of it again.
 """

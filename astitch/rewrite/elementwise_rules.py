@@ -255,8 +255,8 @@ _Step = tuple[Node, bool, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class _RandomNumber:
-    """A float made of unsigned bits: `high` | bits >> `shift`, seen as a float, goes through steps that never let it
-    fall as the bits grow."""
+    """A float made of unsigned bits: `high` | bits >> `shift`, seen as a float.  It goes through steps that never let
+    it fall as the bits grow."""
 
     steps: tuple[_Step, ...]
     high: int

@@ -1,7 +1,7 @@
 """Graph -> Graph: reductions over many rows of few columns become reductions of wide rows.
 
-Rows of 17 floats start at odd addresses, and a warp that gives each column a lane reads four bytes at a time with half
-of its lanes.  Rows that lie behind each other are one long row all the same: sum [q, m * C] over q, in accesses of 16
+Rows of 17 floats start at odd addresses.  A warp that gives each column a lane reads four bytes at a time, with half of
+its lanes.  Rows that lie behind each other are one long row all the same.  So sum [q, m * C] over q, in accesses of 16
 bytes, then the m sums of each column.  The order of a sum changes, as it does with any other mapping.
 """
 
@@ -33,8 +33,8 @@ WIDE_ELEMENTS = 2048
 """Elements of a wide row, at most: 16 tiles of 32 threads with 4 elements each."""
 
 LEAST_BYTES = 40 << 20
-"""Smaller arrays may lie in the L2, where one more barrier of the grid costs more than narrow accesses (H100: 28 MB a
-quarter more with it, 44 MB the same, 440 MB 7 % less, 680 MB 14 %)."""
+"""Smaller arrays may lie in the L2, where one more barrier of the grid costs more than narrow accesses.  On an H100 28
+MB take a quarter more time with it, 44 MB the same, 440 MB 7 % less, 680 MB 14 %."""
 
 LEAST_WIDE_ROWS = 512
 """Wide rows that a sum needs at least, so that it is still split over blocks."""

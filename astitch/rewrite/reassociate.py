@@ -1,7 +1,7 @@
 """Graph -> Graph: sums in another order, so that reductions wait less and scattered sums need no array of zeros.
 
-A reduce that reads the result of another over the same elements costs a block barrier where rows stay on chip, and a
-global barrier and one more reading of memory where they do not.  Five rules, all of them exact in real numbers:
+A reduce may read the result of another over the same elements.  That costs a block barrier where rows stay on chip,
+else a global barrier and one more reading of memory.  Five rules, all of them exact in real numbers:
 
     sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
     mean(a), sum((a - mean(a))^2)         one reduce of (count, sum, lost, M2), joined by Chan's formula
@@ -50,7 +50,7 @@ MAX_FACTORS = 8
 """Factors that leave one sum: powers of a factor would leave as many times as they are multiplied."""
 
 LEAST_OF_OPERANDS = 4
-"""How many times larger than the products of all batches what they are made of may be, for one product to pay: a long
+"""For one product to pay, its operands may be at most so many times larger than the products of all batches.  A long
 sum that gives little leaves most of a GPU idle."""
 
 ON_CHIP_BYTES = 64 * 1024

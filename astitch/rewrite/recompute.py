@@ -1,9 +1,9 @@
 """Graph, stages -> Graph, stages: values that are cheaper to compute again where they are read than to keep in memory.
 
-A training step's backward half reads what its forward half computed.  Where a value is a few operations away from
-others that are in memory anyway (a product's result, a row's maximum), its store and its loads are saved: each later
-stage is given ops of its own.  Which ones is a minimum cut between what memory holds and what the stage reads: a cut
-through a value costs its store and its load, an op that is computed again what it executes.
+A training step's backward half reads what its forward half computed.  A value may be a few operations away from others
+that are in memory anyway, such as a product's result or a row's maximum.  Its store and its loads are then saved: each
+later stage is given ops of its own.  Which ones is a minimum cut between what memory holds and what the stage reads.  A
+cut through a value costs its store and its load; an op that is computed again costs what it executes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LEAST_GAIN = 1 << 20
 
 FLOPS_PER_BYTE = 4
 """Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them
-in that time, and those that the kernels have already leave about half of it free."""
+in that time.  The operations that the kernels have already leave about half of it free."""
 
 TABLE_SHARE = 4
 """How many times larger than its table what is looked up there must be."""
 
 FREE_VERTICES, VERTICES_PER_OP = 10_000, 3
-"""How large the networks of all stages may be together, for a search that is linear in the graph: stages beyond that
+"""How large the networks of all stages may be together, for a search that is linear in the graph.  Stages beyond that
 keep what they read.  A Transformer's training step of 5,500 ops takes a fifth of it."""
 
 
@@ -194,8 +194,8 @@ _MEMORY, _STAGE = "memory", "stage"
 def _build_network(
     traffic: _Traffic, wanted: list[str], free: set[str]
 ) -> tuple[nx.DiGraph, list[str]]:
-    """For each value (name, True), behind what it costs to read, for those that could be computed again (name, False)
-    before it, and the latter's names.
+    """The network, and the names of the values that could be computed again.  Each value has a vertex (name, True),
+    behind what it costs to read.  Those that could be computed again have a vertex (name, False) before it.
 
     wanted: what the stage reads and might compute.  free: what it reads in any case.
     """

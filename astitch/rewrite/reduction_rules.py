@@ -108,8 +108,8 @@ def absorb_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
 def absorb_merged_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
     """dot(reshape(transpose(x, p)), y) -> dot(reshape(x), y, contracting and batch permuted)
 
-    and alike for y, where the reshape merges dimensions that lie together in x, and a library can read that: see
-    absorb_transpose_into_dot.  XLA spells products of several contracted dimensions so.
+    and alike for y.  The reshape must merge dimensions that lie together in x, and a library must be able to read that:
+    see absorb_transpose_into_dot.  XLA writes products of several contracted dimensions so.
     """
     a = node.attrs
     assert isinstance(a, DotAttrs)

@@ -2,8 +2,8 @@
 
 XLA adds them as they come, with atomics.  Here the updates are sorted by where they go; those of one place are summed
 by one running sum over all, which starts anew at each place; the last update of a place has its sum.  Either each row
-of the result looks for the update that is its own, so that no scatter is left and kernels read the sums where they need
-them, or what is scattered never meets.
+of the result looks for its own update: then no scatter is left, and kernels read the sums where they need them.  Or
+what is scattered never meets.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ LEAST_IN_PLACE_BYTES = 16 << 20
 def order_scatters(graph: Graph, log: Log | None = None, *, in_place: bool = True) -> Graph:
     """The same function but for the order in which scatters add; `log` hears of each that has one.
 
-    graph: simplified and expanded.  Taken are sums of f32, f16 and bf16 where each index vector names an element, or a
-    row with all that lies in it, in each batch; others stay as they are, and so do those inside of loops.  What is
-    scattered into the same array one after the other, as the gradients of a table that is read several times are, is
-    one sum.
+    graph: simplified and expanded.  The pass takes sums of f32, f16 and bf16.  In each batch each index vector must
+    name an element, or a row with all that lies in it; others stay as they are, and so do those inside of loops.
+    Scatters into the same array one after the other are one sum.  The gradients of a table that is read several times
+    are such scatters.
     in_place: a scatter may stay, which writes over its operand where nothing else reads that, and touches the rows of
     its updates only; else none does.
     """
@@ -114,7 +114,7 @@ def _count_named(node: Node) -> int:
 
 def _pays_in_place(graph: Graph, operand: Node) -> bool:
     """Is it worth a launch of XLA's to leave most of an array as it is?  Not of one number repeated, which would have
-    to be written first, nor of a type that is summed in a wider one, where a sum may fit only with what it is added to.
+    to be written first.  Nor of a type that is summed in a wider one: a sum may fit only with what it is added to.
     """
     start = graph[stored_value(graph, operand.name)]
     is_splat = OPS[start.op].is_broadcast and start.name in graph.embedded
@@ -145,7 +145,7 @@ def _is_taken(graph: Graph, node: Node) -> bool:
 
 
 class _Scatter(DraftOps):
-    """Some of them, one into the other, with the leading dimensions that are indexed or batches as one: rows, of
+    """Some of them, one into the other.  The leading dimensions that are indexed or batches count as one: rows, of
     `count` updates of `row` elements each.  parts: the one that adds first comes first."""
 
     def __init__(self, parts: Sequence[Node], draft: Draft) -> None:

@@ -1,8 +1,8 @@
 """Graph -> Graph: merges, folds, and one canonical form of broadcasts, reshapes and transposes.
 
-The idea: a rule is a small function whose docstring is the equation; it looks only at a node and at
-what lies below it, so one bottom-up pass that puts every new node through the rules is a fixpoint.
-No rule changes a bit of a result (the payload of a NaN excepted, which HLO leaves open).
+The idea: a rule is a small function whose docstring is the equation; it looks only at a node and at what lies below it.
+So one bottom-up pass that puts every new node through the rules is a fixpoint.  No rule changes a bit of a result (the
+payload of a NaN excepted, which HLO leaves open).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Graph -> Graph: small products written out as multiplications and sums, which stitch ops compute.
 
-A matrix times a vector, an outer product or a sum of few terms does less arithmetic than the way of its operands from
-memory hides.  A library computes it in a launch of its own, reads what a kernel has just written and writes what the
+A matrix times a vector, an outer product or a sum of few terms does little arithmetic: reading its operands from memory
+takes longer.  A library computes it in a launch of its own, reads what a kernel has just written and writes what the
 next one reads; written out it is part of these kernels.
 """
 

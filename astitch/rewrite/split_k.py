@@ -27,8 +27,9 @@ PART_US = 0.03
 """For a tile of one more part, which is written and read."""
 
 CUT_US = 1.0
-"""Once.  By these four figures of an H100 the parts are as many as XLA's (jax 0.11.2) in 85 of 100 products of 8 to
-4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192, and fewer in 9: XLA then cuts once more, right but slower."""
+"""Once.  With these four figures of an H100 85 of 100 products are cut into as many parts as XLA cuts (jax 0.11.2).
+The products have 8 to 4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192.  In 9 there are fewer parts: XLA then
+cuts once more, right but slower."""
 
 MOST_PARTS = 16
 """A kernel adds no more: a product of so few results is XLA's to cut."""

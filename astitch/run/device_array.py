@@ -83,8 +83,8 @@ class DeviceArray:
         return self._noted(array if committed else _uncommit(array))
 
     def adopt_by_jax(self, device: Any, queue: int, *, committed: bool = True) -> Any:
-        """A JAX array of exactly this type on the same memory, of at least one element, for a device of JAX's and a
-        stream of its own, which waits for this array already.
+        """A JAX array of exactly this type on the same memory, of at least one element.  The device is JAX's, and so is
+        the stream, which waits for this array already.
 
         As jax.dlpack does it, a tenth of whose time goes into the array.
         """

@@ -2,8 +2,8 @@
 
 When JAX lets go of an array of ours, what it computes from it may only be enqueued, on a stream of JAX's: XLA frees in
 the order of that stream, of which our memory knows nothing.  So whoever writes such memory again has its own stream
-wait for all that JAX has enqueued by then: for an event on JAX's stream, where a custom call of ours is told which one
-it is, else for a computation that JAX enqueues behind all others.
+wait for all that JAX has enqueued by then.  It waits for an event on JAX's stream, where a custom call of ours knows
+that stream.  Else it waits for a computation that JAX enqueues behind all others.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ _HANDLER = Handler(Callback(_note_stream, _note_nothing))
 @functools.cache
 def _find_queue(gpu: int) -> _Queue | None:
     """The queue of JAX's GPU with CUDA's number.  None where JAX has no such GPU or does not show its stream, and where
-    another thread than the caller's enqueues: an event covers only what is on the stream when it is recorded, which may
-    then not be all that JAX was called for, as a computation of JAX's is behind it in any case."""
+    another thread than the caller's enqueues.  An event covers only what is on the stream when it is recorded.  With
+    such a thread that may not be all that JAX was called for; a computation of JAX's always comes behind all."""
     device = find_device("gpu", gpu)
     if device is None:
         return None

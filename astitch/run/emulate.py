@@ -138,14 +138,12 @@ class HostModule:
         """Runs kernel `name` with `grid` blocks of `block` threads, in place on `arguments`.
 
         arguments: C-contiguous arrays, one for each pointer parameter (read-only ones only where
-        the parameter points to const); any may be empty.  pointer_table: the kernel's one
-        parameter is `unsigned char* const*`, an array of the addresses (a checked module then
-        holds the kernel to not writing read-only arrays).  shared_bytes: dynamic
-        shared memory of a block.  cooperative: all blocks are resident together, which a global
-        barrier needs.  workers: OS threads that blocks are spread on (one if cooperative, checked
-        or in random order).  uninitialised: indices of arguments whose contents mean nothing
-        before the launch (checked modules refuse to read them unwritten).  names: of the arguments
-        in messages, else arg0, arg1 ...
+        the parameter points to const); any may be empty.  pointer_table: the kernel's one parameter is `unsigned char*
+        const*`, an array of the addresses.  (A checked module then lets the kernel write no read-only array.)
+        shared_bytes: dynamic shared memory of a block.  cooperative: all blocks are resident together, which a global
+        barrier needs.  workers: OS threads that blocks are spread on (one if cooperative, checked or in random order).
+        uninitialised: indices of arguments whose contents mean nothing before the launch (checked modules refuse to
+        read them unwritten).  names: of the arguments in messages, else arg0, arg1 ...
 
         Raises ArgumentMismatch (arrays that do not fit the parameters), LaunchRefused (beyond
         CUDA's limits), KernelFault (what the kernel did wrong, with lines of its text).

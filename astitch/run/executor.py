@@ -70,8 +70,8 @@ def import_cupy() -> Any:
 
 
 SMALL_BYTES, MOST_SMALL = 1024, 8
-"""Small results are what callers keep, losses for one: they are copied out of a place that stays the same, so that
-the other addresses of a call can repeat.  Of a program with more of them than that, they are not."""
+"""Small results are what callers keep, losses for one.  They are copied out of a place that stays the same, so that the
+other addresses of a call can repeat.  Of a program with more of them than that, they are not."""
 
 _WORD_BYTES = 4
 
@@ -98,9 +98,9 @@ class GpuExecutor:
     graph_counts says what became of it.
     moves: copy JAX arrays that were put on another device, where JAX has this GPU; without it they raise OtherDevice.
     compiler_options: see compile_fallback.
-    Raises EngineUnavailable without CuPy or a GPU, UnsupportedType for buffers of types that CuPy does not know,
-    KernelCompileError, FallbackRefused, OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other
-    but cannot all be resident.
+    Raises EngineUnavailable without CuPy or a GPU, and UnsupportedType for buffers of types that CuPy does not know.
+    Raises KernelCompileError, FallbackRefused and OutOfMemory.  Raises LaunchRefused for a kernel whose blocks wait for
+    each other but cannot all be resident.
     """
 
     def __init__(

@@ -68,10 +68,10 @@ Launch = Callable[[_Call], None]
 class HostEngine:
     """A Program ready to run; may be called from several threads, which take turns.
 
-    check: kernels run in the emulation's check mode (races, bounds, uninitialised reads: 5 to 10 times slower), and
-    what a call must not read is filled with POISON before it.  compiler_options: see compile_fallback.
-    Raises KernelCompileError where g++ is missing,
-    EngineUnavailable where JAX is and the program has fallbacks, FallbackRefused, OutOfMemory.
+    check: kernels run in the emulation's check mode (races, bounds, uninitialised reads), 5 to 10 times slower.  What a
+    call must not read is filled with POISON before it.  compiler_options: see compile_fallback.
+    Raises KernelCompileError where g++ is missing, EngineUnavailable where JAX is and the program has fallbacks,
+    FallbackRefused, OutOfMemory.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What every engine does with a Program before its first step and after its last.
 
-Takes a Program and an engine's own form of memory (an address, an array of bytes), hands on the types of arguments,
-the place of every buffer, what runs each step, and the results in program order.
+Takes a Program and an engine's own form of memory: an address, an array of bytes.  Hands on the types of arguments, the
+place of every buffer, what runs each step, and the results in program order.
 """
 
 from __future__ import annotations

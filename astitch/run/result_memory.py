@@ -1,7 +1,7 @@
 """Memory of a program's results: where a call wrote them, a later call writes when the caller let go of all of them.
 
-So the addresses of a program repeat from call to call, all of a set together, as its CUDA graphs want, and nobody asks
-an allocator.
+So the addresses of a program repeat from call to call, all of a set together, as its CUDA graphs want.  Nobody asks an
+allocator.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def follows_stream(array: Any, address: int, stream: int) -> bool:
 
 
 class ResultPool:
-    """Memory for a program's results, for each stream: whoever reads a result in the order of its stream has read it
+    """Memory for a program's results, for each stream.  Whoever reads a result in the order of its stream has read it
     before it is written again.
 
     sizes: names and bytes of the results.  most: how many free sets are kept.
@@ -111,8 +111,8 @@ class ResultPool:
             _pools.add(self)
 
     def take(self, stream: int, allocate: Callable[[int, str], Any]) -> dict[str, ResultMemory]:
-        """A block for each result, to be written in the order of `stream`: the set that was let go last, or what
-        `allocate` gives for bytes and name."""
+        """A block for each result, to be written in the order of `stream`.  It is from the set that was let go last, or
+        what `allocate` gives for bytes and name."""
         free = self._streams.get(stream)
         if free is None:
             free = self._streams[stream] = []

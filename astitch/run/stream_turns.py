@@ -40,8 +40,8 @@ class StreamTurns:
     def begin(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended.
 
-        After a call that was broken off, by a signal handler's exception for one, all is looked at anew: it may have
-        noted one thing of two that belong together.
+        A call may be broken off, for instance by a signal handler's exception.  Then the next call looks at everything
+        anew: the broken one may have noted one thing of two that belong together.
         """
         self._memory.leave_rooms()
         if self._broken_off:

@@ -1,7 +1,7 @@
 """(Graph, Scope) -> Structure: what a stitch op computes, without names.
 
-Scopes of equal structure (the layers of a model, the parameters of an optimizer) have kernels that differ in nothing
-but names, so that what is decided for one holds for all.
+Scopes of equal structure (the layers of a model, the parameters of an optimizer) have kernels that differ only in
+names.  So what is decided for one holds for all.
 """
 
 from __future__ import annotations

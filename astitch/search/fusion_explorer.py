@@ -36,8 +36,8 @@ WIDTH = 3
 """Partitions kept by the beam, and ranked by the latency in the end, unless the caller asks for fewer."""
 
 FIRST_STATEMENTS, GROWTH = 64, 4
-"""Patterns of the first round are at most this long, and of each round after it this many times longer: what belongs
-together closely is joined before anything fills a kernel up to its limit."""
+"""Patterns of the first round are at most this long, those of each later round this many times longer.  So close
+neighbours are joined before anything fills a kernel up to its limit."""
 
 ROUNDS = 8
 """Most rounds without such a limit."""

@@ -1,7 +1,7 @@
 """Plans -> microseconds: each plan's kernel launched on arguments made up for it (the third cost model).
 
-Takes plans of one scope, hands on a Measurement for each.  The idea: launches are captured in a CUDA graph, so that
-the host's time does not count, and every kernel must give what the first one gives, or it is no candidate.
+Takes plans of one scope, hands on a Measurement for each.  The idea: launches are captured in a CUDA graph, so that the
+host's time does not count.  Every kernel must give what the first one gives, or it is no candidate.
 """
 
 from __future__ import annotations

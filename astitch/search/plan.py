@@ -31,8 +31,8 @@ from astitch.tiling.space import Mapping
 from astitch.toolchain.nvrtc import Resources
 
 SMALL_BLOCK, LARGE_BLOCK, TALL_BLOCK = 256, 512, 1024
-"""Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper
-barrier), larger still where an SM has one block and that many rows to walk over, small otherwise."""
+"""Threads in a block.  LARGE where rows are long or blocks must meet at a global barrier: fewer blocks, cheaper
+barrier.  TALL where an SM has one block and that many rows to walk over; SMALL otherwise."""
 
 LONG_ROW = 2048
 """Columns from which a row is worth a large block."""
@@ -53,7 +53,7 @@ DOUBTFUL_REGISTERS = 16
 
 LIKELY_REGISTERS = 4
 """A kernel whose registers come this near to its bound, or beyond, most often spills (four of six in five training
-steps): the next one in rank is compiled beside it."""
+steps).  So the next one in rank is compiled beside it."""
 
 MOST_OBSERVED = 6
 """Kernels of one scope that are compiled until one is found that does not spill."""
@@ -312,8 +312,9 @@ def plan_scope(
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
-    schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
-    the compiler, asked through `observe`, says that the kernel before it in rank spills.
+    schedule: the open choices; None compares the rules' schedule with others.  Another one wins if
+    it is projected to be clearly faster, or if the compiler, asked through `observe`, says that the kernel before it in
+    rank spills.
     compile_early: is given the plan that `observe` will likely be asked of next.
     default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.

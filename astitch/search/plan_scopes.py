@@ -1,7 +1,7 @@
 """Scopes -> a checked plan for each: planning, splitting and, where asked for, measuring.
 
-The CUDA compiler works beside the planner: kernels that the planner will likely ask about, and plans that will hardly
-be replaced, are compiled in other threads meanwhile.
+The CUDA compiler works beside the planner, in other threads.  It compiles kernels that the planner will likely ask
+about, and plans that will hardly be replaced.
 """
 
 from __future__ import annotations

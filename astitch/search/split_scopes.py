@@ -38,8 +38,8 @@ LONG_CODE = 2400
 """Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""
 
 SURELY_LONG = 2 * LONG_CODE
-"""Statements by estimate, beyond which a scope is split before it is planned: a plan of thousands of ops takes many
-times as long as plans of its parts, and is longer than estimated."""
+"""A scope of more statements, by estimate, is split before it is planned.  A plan of thousands of ops takes many times
+as long as plans of its parts, and is longer than estimated."""
 
 UNSEEN_STATEMENTS = 1300
 """Statements by estimate of the parts of such a scope: kernels of reductions over many blocks are 1.8 times as long."""
@@ -66,8 +66,8 @@ times what was measured on an H100, so that less than 0.6 is sure.  Of a long on
 that it takes to compile."""
 
 DRAFT_SHARE = 0.8
-"""What is left at least of a draft's time once it is planned and compiled: of the splits of spilling kernels of five
-training steps 0.99 and more.  (Splits of kernels far from the speed of light gain up to 70 % by a search.)"""
+"""A planned and compiled split takes at least this share of its draft's time.  For splits of spilling kernels of five
+training steps it was 0.99 and more.  (Splits of kernels far from the speed of light gain up to 70 % by a search.)"""
 
 SHORTER = 0.6
 """Share of a too long kernel's statements that one of its parts may have."""
@@ -150,8 +150,8 @@ def count_statements(body: Sequence[k.Statement]) -> int:
 
 
 def count_at_once(kernel: k.Kernel) -> int:
-    """Statements that may take registers from each other: all of a kernel whose registers are bounded so that its
-    blocks fit an SM together, the longest section of another."""
+    """Statements that may take registers from each other.  They are all of a kernel whose registers are bounded so that
+    its blocks fit an SM together; of another kernel, its longest section."""
     statements = count_statements(kernel.body)
     if kernel.blocks_per_sm:
         return statements

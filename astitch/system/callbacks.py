@@ -33,8 +33,8 @@ class Callback(threading.local):
     """A function for ctypes to call, of one argument, from any thread.
 
     answer: may raise.  fail: is given the argument and an error of `answer`'s own, and answers in its place.  Any other
-    exception (KeyboardInterrupt, SystemExit, what a signal handler raised) is raised again in this thread, as soon as
-    native code has returned to Python there.
+    exception (KeyboardInterrupt, SystemExit, what a signal handler raised) is raised again in this thread.  That
+    happens as soon as native code has returned to Python there.
     prepare: makes the answer for such a call, before there is one; native code must take it for a failure.  release: is
     given what was prepared and not used.
     """

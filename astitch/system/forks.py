@@ -101,7 +101,7 @@ _own = _Own()
 def fork_waits() -> AbstractContextManager[object]:
     """No other thread forks during the block: for native code that holds locks, and while a process is started.
 
-    A child that is forked between the two steps of a start keeps the ends of its pipes open, and the parent waits for
+    A child that is forked between the two steps of a start keeps the ends of its pipes open.  The parent then waits for
     their end as long as that child lives.  The block is the calling thread's: it cannot be entered in another.
     """
     return _own.lock

@@ -103,8 +103,8 @@ def run_compiler(
 ) -> subprocess.CompletedProcess[str]:
     """A compiler's status and words, in English; it works in `folder`, and keeps its own files there.
 
-    A Ctrl-C at the terminal does not reach it: a handler of this process may go on, and a compiler that was killed
-    would look like one that refuses the text.
+    A Ctrl-C at the terminal does not reach it.  A handler of this process may go on, and a killed compiler would look
+    like one that refuses the text.
     """
     own: Mapping[str, str] = {} if folder is None else {"TMPDIR": str(folder)}
     with fork_waits():

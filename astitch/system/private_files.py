@@ -1,7 +1,7 @@
 """Files that astitch keeps: in folders that only this user may write, each checked before it is used.
 
 Takes a folder and the names in it, hands on what an earlier process put there.  The idea: a folder and a file are
-opened first and checked then, and all else is done through the descriptor: nobody can exchange what was checked.
+opened first and checked then, and all else is done through the descriptor.  So nobody can exchange what was checked.
 Nothing that is there already has its mode changed, and no link is followed.
 """
 
@@ -174,7 +174,7 @@ class PrivateFolder:
     def turn(self, key: str, longest_s: float) -> Iterator[None]:
         """One thread of one process at a time makes what is kept under a key; the others wait, and find it made.
 
-        Look again inside: there is no lock, and so no wait, where the folder cannot hold one, and after the wait
+        Look again inside.  There is no lock, and so no wait, where the folder cannot hold one; and after the wait
         nobody holds it if the one who did is done.  The system frees the lock of a process that dies.  longest_s:
         seconds after which it goes on without.
         """

@@ -26,15 +26,15 @@ from astitch.tiling.strategy import (
 )
 
 SPLIT_COLUMN_BYTES = 3 * SPLIT_MIN_BYTES
-"""What splitting the rows of a column-reduce must spare a block, whose threads have several loads on their way (H100:
-rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without)."""
+"""What splitting the rows of a column-reduce must spare a block, whose threads have several loads on their way.  On an
+H100 rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without."""
 
 OCCUPIED_BYTES = 1 << 20
 """Of a column-reduce in one block: beyond, the barrier is lost beside what more blocks on an SM gain."""
 
 COLUMN_BYTES = 8
-"""An access of a thread that sums columns of a narrow type: each column is a sum to hold and to exchange (bf16, 8 bytes
-beside 16: batch-norm 64x56x56x256 114 us beside 122, column sum 65536x1024 47.9 beside 48.8)."""
+"""Bytes of an access of a thread that sums columns of a narrow type.  Each column is a sum to hold and to exchange
+(bf16, 8 bytes beside 16: batch-norm 64x56x56x256 114 us beside 122, column sum 65536x1024 47.9 beside 48.8)."""
 
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""
@@ -43,13 +43,13 @@ ELEMENTS_TOGETHER = 8
 """Elements of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
 EXCHANGED_BYTES, EXCHANGED_SHARE = 16, 3
-"""A column's part, three words beside their tag, of which each block of a block group reads all: of what it keeps of a
-column they may be one in so many (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read twice; bf16,
-one in 2, 175 beside 155, while lines of shared memory met in one bank)."""
+"""Bytes of a column's part, three words beside their tag, and their largest share of what a block keeps of a column.
+Each block of a block group reads all parts (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read
+twice; bf16, one in 2, 175 beside 155, while lines of shared memory met in one bank)."""
 
 BLOCK_GROUP_BYTES, BLOCK_GROUP_LINE_BYTES = 4, 128
 """What a thread and a block read of a row whose columns a block group sums and keeps.  Fewer columns in a thread are
-fewer sums to combine, and half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
+fewer sums to combine.  Half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ def _why_not_two_orders(request: Request) -> str | None:
 def _map_two_orders(request: Request) -> Mapping:
     """A warp covers whole sectors of both orders.
 
-    In flat tiles each element of the one order is in a sector of its own, eight times the bytes from the L2 (H100, f32
-    8192x8192 and a transposed one added: 600 us in flat tiles, where a copy's bandwidth takes 260).
+    In flat tiles each element of the one order is in a sector of its own: eight times the bytes from the L2.  (H100,
+    f32 8192x8192 and a transposed one added: 600 us in flat tiles, where a copy's bandwidth takes 260.)
     """
     space, block = request.space, request.block
     assert space.across is not None

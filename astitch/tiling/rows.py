@@ -27,16 +27,16 @@ from astitch.tiling.strategy import (
 )
 
 MOST_ACCESSES, MOST_LOOKUPS = 5, 24
-"""Of a thread for its row, and lines that its warp looks up for all of its rows: it walks over all of them again with
-every access (H100, rows of 7 to 33 floats: up to 24 at 94 to 100 % of a copy's speed, 33 to 45 at 58 to 98 %, 49 at 32
-to 46 %; rows of 3 to 6 are at 88 to 98 % at best)."""
+"""The most accesses of a thread for its row, and the most lines that its warp looks up for all of its rows.  The warp
+walks over all lines again with every access (H100, rows of 7 to 33 floats: up to 24 at 94 to 100 % of a copy's speed,
+33 to 45 at 58 to 98 %, 49 at 32 to 46 %; rows of 3 to 6 are at 88 to 98 % at best)."""
 
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
 
 MAX_ROW_ELEMENTS = 16
-"""Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
-H100's warps without registers (softmax and LayerNorm of bf16)."""
+"""The most elements of a row in one thread.  Narrow ones too are worked on as 32-bit values, and more of them leave
+half of an H100's warps without registers (softmax and LayerNorm of bf16)."""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""

@@ -2,8 +2,8 @@
 
 Takes PTX, hands on nothing.  The idea: XLA loads kernels one after the other when a program first runs, asks for a
 verbose log of each, and the driver assembles them then; but it keeps on disk what it has assembled, whoever asked.
-In a process of its own: while a driver assembles nothing else is loaded in the process, and XLA, which loads what it
-measures, would wait.
+The assembly has a process of its own.  While a driver assembles, nothing else is loaded in its process, and XLA, which
+loads what it measures, would wait.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def unpack_kernel(body: bytes) -> CompiledKernel:
 class ByteCache:
     """Entries in one private folder, shared by any number of processes and threads.
 
-    Where the folder cannot be used (read-only, full, open to others) what is stored is kept for this process alone: the
-    first time that happens a RuntimeWarning says why.  suffix: of the entries' file names.
+    Where the folder cannot be used (read-only, full, open to others) what is stored is kept for this process alone.
+    The first time that happens a RuntimeWarning says why.  suffix: of the entries' file names.
     """
 
     form: str

@@ -1,8 +1,8 @@
 """CUDA text -> cubin, through NVRTC; needs no GPU and no driver.
 
 Takes a translation unit and an architecture, hands on the cubin, the PTX and what each kernel uses
-(registers, spills, stack, shared memory).  The idea: of all NVRTC libraries on the machine take the newest
-that knows the architecture and that is not newer than the driver, so that the cubin can be loaded.
+(registers, spills, stack, shared memory).  The idea: of all NVRTC libraries on the machine take the newest that knows
+the architecture and is not newer than the driver.  So the cubin can be loaded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Resources:
 class CompiledKernel:
     """A loadable cubin, the PTX it came from, and the resources of its kernels by name.
 
-    symbols: what a kernel is called in the cubin and the PTX, by its name, where that is another: texts that differ in
+    symbols: what a kernel is called in the cubin and the PTX, by its name, where that differs.  Texts that differ in
     names only share a cubin (kernel_cache.py).
     """
 
@@ -195,9 +195,8 @@ def _find_nvrtcs() -> tuple[Nvrtc, ...]:
 def choose_nvrtc(arch: str) -> Choice:
     """The NVRTC to compile for `arch` ("sm_90") with, and why.
 
-    The newest that knows the architecture, of LEAST_VERSION or later; where a driver is installed,
-    one that is not newer than the driver comes first, then one of the driver's major version (its
-    cubins still load).
+    The newest that knows the architecture, of LEAST_VERSION or later.  Where a driver is installed, one that is not
+    newer than the driver comes first, then one of the driver's major version, whose cubins still load.
     Raises CompilerMissing.
     """
     return _choose(arch, find_nvrtcs(), driver_version())

@@ -66,11 +66,10 @@ def compile_for_xla(
     simplified: the graph comes out of the middle of XLA's compilation.  Then the bodies of loops and the branches of
     conditionals are stitched too, where the environment says nothing.
     on_scopes: is given what will have a kernel each, if none of them is split.
-    hand_out: is given kernels that are PTX, in parts: most of those that XLA will load as soon as they are compiled,
-    from several threads, all of them in the end, and some that it will not load.
+    hand_out: is given kernels that are PTX, in parts, from several threads.  It gets most kernels that XLA will load as
+    soon as they are compiled, all of them in the end, and some that XLA will not load.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
-    it is raised.
-    Raises AstitchError.
+    it is raised.  Raises AstitchError.
     """
     wanted = options.loops()
     if simplified and wanted is options.Loops.KERNELS:
@@ -215,8 +214,8 @@ def export_bodies(
     without kernels is no part of what is returned.
 
     Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
-    conditional as one step of its main stream, and by default takes neither into a CUDA graph, so that nothing outside
-    runs beside it and no turn beside the next.
+    conditional as one step of its main stream, and by default takes neither into a CUDA graph.  So nothing outside runs
+    beside it and no turn beside the next.
     """
     bodies, regions = [], {}
     for body in compilation.bodies:

@@ -1,6 +1,6 @@
 """XLA's module in the middle of its compilation -> the same with our kernels in it.
 
-Takes what XLA hands to its transformation hook (one device's module, simplified, before layouts and fusion), hands on
+Takes what XLA hands to its transformation hook: one device's module, simplified, before layouts and fusion.  Hands on
 the module that XLA compiles in its place, or the reason why it stays as it is.
 """
 

@@ -1,8 +1,8 @@
 """Library calls, tuned by XLA while the kernels around them are planned.
 
 Takes Scopes, has XLA compile their products and convolutions alone, each kind once.  The idea: XLA measures by which
-algorithm each runs best, which takes most of its time, and remembers the answers while the process lives: when the
-whole program comes to it they are known.
+algorithm each runs best, which takes most of its time, and remembers the answers while the process lives.  When XLA
+comes to the whole program they are known.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
 TILINGS, TILINGS_OF_MANY, MANY = 4, 2, 16
-"""Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first, fewer where
-a program has more than MANY kinds of them.  Most of a first call went into compiling all that it has, and these are as
-fast; but where kinds are used often, as in many layers, there are as many as a kind has uses in the mean: it is worth
-more."""
+"""The tilings of a product that XLA measures beside the libraries' algorithms.  It takes those that its cost model puts
+first, fewer where a program has more than MANY kinds of products.  Most of a first call went into compiling all that it
+has, and these are as fast; but where kinds are used often, as in many layers, each has as many tilings as a kind has
+uses in the mean.  That is worth the time."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
@@ -46,8 +46,8 @@ LOOKS_EVERY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A library call with what XLA may do as it reads its operands or writes its result, and with the products in front
-    of it whose layouts XLA chooses.
+    """A library call with what XLA may do as it reads its operands or writes its result.  It holds the products in
+    front of it too, whose layouts XLA chooses.
 
     nodes: in order, the result last; they go by numbers.  parameters: what they read from elsewhere.
     """
@@ -182,10 +182,9 @@ def tune_in_background(device: Any) -> Iterator[Callable[[Scopes], None]]:
 
     So nothing else is measured on the GPU at that time: one pass of XLA's measures products and what is fused (jaxlib
     0.11).  What XLA makes of its choice then, a second's work of which nothing is wanted, goes on behind the block's
-    end.  An error in the block does not wait, and one of the tuning is
-    not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
-    is tuned.  Nor is it where JAX runs in several processes: XLA has them share the measurements, and not all of them
-    need compile.
+    end.  An error in the block does not wait.  An error of the tuning is not told: the program compiles without it, and
+    what XLA refuses it refuses again.  device: JAX's; with None nothing is tuned.  Nor is it where JAX runs in several
+    processes: XLA has them share the measurements, and not all of them need compile.
     """
     import jax
 

@@ -97,8 +97,8 @@ class _Taker:
 
 
 def fold_ends(graph: Graph) -> Graph:
-    """The graph with constants for what is known of a loop's state after it: a loop that turns as often as one before,
-    as the gradient's does in TensorFlow, has turns that are known then."""
+    """The graph with constants for what is known of a loop's state after it.  A loop may turn as often as one before,
+    as the gradient's does in TensorFlow: then its turns are known."""
     nodes: dict[str, Node] = {}
     ends: dict[str, dict[int, np.ndarray]] = {}
     for node in graph:

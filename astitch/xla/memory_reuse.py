@@ -137,8 +137,8 @@ def _used_up(graph: Graph, scope: Scope, buffer: str) -> ArrayType | None:
 def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
     """The same for the kernel of a plan, before the program is there.
 
-    A reader of the memory that neither comes before the kernel nor is in it keeps the kernel from taking it over, even
-    if the program would have that reader run first.
+    A reader of the memory must come before the kernel or be in it.  Any other reader keeps the kernel from taking the
+    memory over, even if the program would run that reader first.
     """
     graph, scope = plan.arrangement.graph, plan.scope
     into = _match_donated(graph, donated)

@@ -1,7 +1,7 @@
 """The bodies of loops and the branches of conditionals as compilations of their own, recursively.
 
 Takes a Compilation, hands on the same with one Body for each such region.  What XLA updates in place in a loop's state
-stays XLA's, and so does what is reckoned with its counter: a launch must be worth its time in each turn.
+stays XLA's, and so does what is computed from its counter.  A launch must be worth its time in each turn.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def find_unworthy(compilation: Compilation) -> dict[str, str]:
     """Kernels of a body that XLA's own fusion makes as well, with the reason.
 
     They move elements, work on single ones, or write arrays of one size without a reduction.  XLA then also adds up the
-    parts of a product, and computes each update of the loop's stacks where it writes it, which a kernel of ours leaves
+    parts of a product.  It computes each update of the loop's stacks where it writes it, which a kernel of ours leaves
     to a copy.
     """
     graph = compilation.scopes.graph

@@ -1,7 +1,7 @@
 """The words of NumPy meanings: types that arithmetic is done in, conversions, windows, index vectors.
 
-f16, bf16 and f8 are computed in f32 and rounded once per op, f32 functions in f64: an oracle at least as accurate as
-any backend.
+f16, bf16 and f8 are computed in f32 and rounded once per op; f32 functions in f64.  So the reference is at least as
+accurate as any backend.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.

@@ -1,7 +1,7 @@
 """Element-wise ops: result[i] = f(operands[i]), and complex numbers, which no kernel computes yet.
 
 Meanings follow XLA: integers wrap, conversions saturate, NaN propagates.  They accept operands with more dimensions
-than the node says, or scalars, so that the body of a reduce can be evaluated for whole arrays at once.
+than the node says, or scalars.  So the body of a reduce can be evaluated for whole arrays at once.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -242,8 +242,8 @@ def _remainder(x: Array, y: Array) -> Array:
 def _power(x: Array, y: Array) -> Array:
     """Integers: the power modulo 2^bits; a negative exponent gives 0 unless the base is 1 or -1.
 
-    (XLA's CPU and GPU code looks at the six low bits of the exponent only, enough wherever nothing
-    overflows.)  Complex: 0^y is 0 or 1 for a real y that is not negative, else NaN.
+    (XLA's CPU and GPU code looks at the six low bits of the exponent only.  That is enough wherever nothing overflows.)
+    Complex: 0^y is 0 or 1 for a real y that is not negative, else NaN.
     """
     if x.dtype.kind == "c":
         of_zero = np.where(y.real > 0, 0.0, np.where(y.real == 0, 1.0, np.nan))
