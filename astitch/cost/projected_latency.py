@@ -58,16 +58,15 @@ NEAR_CYCLES = 300.0
 """Until a load of what all tasks read has come: from the L2, since what streams through takes the L1."""
 
 WAITING_GROUP_SHARE = 0.84
-"""The share of the memory's speed that block groups reach whose blocks prefetch nothing while they meet.  On an H100
+"""Block groups that prefetch nothing while they meet reach this share of the memory's speed.  On an H100
 softmax f32 16x1048576 reaches 0.72 to 0.87.  Instance-norm f32 32x64x64x512 reaches 0.75 with two blocks an SM, 0.82
 with four."""
 
 MEETING_BLOCK_US = 0.01
-"""What each block of a block group adds to a meeting, beside its parts that are read: that it may be the last."""
+"""Each member of a block group adds so much to a meeting, beside reading its parts: it may be the last."""
 
 MEETING_TURN_US = 0.4
-"""What each block of an SM beyond the second adds: they take turns, and a block group waits for the last of all its
-SMs."""
+"""Each block of an SM beyond the second adds so much: they take turns, and a block group waits for its slowest SM."""
 
 LEAST_FREE_REGISTERS = 8
 """Registers for loads in flight, however few there are."""
@@ -354,7 +353,7 @@ class _Projector:
         # A scheduler issues for all warps of the block in turn.
         issued = sum(loop.mix.values()) * kernel.block / (4 * gpu.warp_size)
         chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
-        # Blocks of a block group wait for the slowest of them, with nothing else to do.
+        # A block group waits for its slowest member, with nothing else to do.
         chain_us = chain / clock
         meeting_us = gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.group_blocks
         meeting_us += MEETING_TURN_US * max(self.blocks_per_sm - 2, 0)

@@ -136,11 +136,11 @@ LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
 
 TAGGED_BYTES, TURNS_TOGETHER, L2_CYCLES = 8, 4, 300.0
-"""Of a word that block groups exchange; parts that a thread asks for at once (cuda/collectives.cuh), and until they
-come."""
+"""Bytes of a word that block groups exchange; parts that a thread asks for at once (cuda/collectives.cuh); cycles until
+they come."""
 
 LATE_SHARE = 0.25
-"""Of a meeting's cost: what waiting costs blocks that arrived a task earlier, and the share of that a task before."""
+"""The share of a meeting's cost that is left for each task of pipeline delay."""
 
 NEAR_BYTES = 64 * 1024
 """Arrays of no more than this that all tasks read stay in the L1."""

@@ -1,4 +1,4 @@
-"""Statements by which the blocks of a block group exchange the states of a reduction."""
+"""Statements by which the members of a block group exchange the states of a reduction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Where the blocks of a block group exchange the states of one reduction: `results` elements with `parts` parts
+    """Where the members of a block group exchange the states of one reduction: `results` elements with `parts` parts
     each.
 
     It starts `offset` tagged words after the words of the grid's barrier; a state takes `words` of them.  The parts
@@ -56,7 +56,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Publish(Statement):
-    """Part number `part` of result `element` is state[at], for all blocks of the block group."""
+    """Part number `part` of result `element` is state[at], for all members of the block group."""
 
     area: Area
     element: Linear

@@ -103,7 +103,7 @@ class Declarations:
         return tuple(names)
 
     def area(self, place: Placement) -> k.Area:
-        """Where a block group exchanges the parts of a reduce: one for each."""
+        """Where a block group exchanges the parts of a reduce: one area for each reduce."""
         name = place.root.name
         if name not in self.areas:
             words, results = self.reducer(name).words, array_of(self.graph[name]).size
@@ -112,7 +112,7 @@ class Declarations:
         return self.areas[name]
 
     def handover_area(self, name: str, results: int, parts: int) -> k.Area:
-        """Where a block group hands on the totals of its blocks in a running reduction."""
+        """Where the members of a block group hand on their totals in a running reduction."""
         words = self.reducer(name).words
         return self.reserve(results, parts, words)
 

@@ -176,7 +176,7 @@ class ReduceAcross(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The blocks of a block group scan a row, or the columns of a block, together.  This block's total is part number
+    """The members of a block group scan a row, or the columns of a block, together.  This block's total is part number
     `part` of result `element`, or of those from it on.  All threads get what the parts before it have, through two
     shared states of `slot` for each."""
 

@@ -65,7 +65,7 @@ class ReductionScope(enum.Enum):
     """Over what a reduce is complete."""
 
     TASK = "task"  # complete in every task that reads it
-    BLOCK_GROUP = "block group"  # the same, after the blocks of a block group have met in the task
+    BLOCK_GROUP = "block group"  # the same, once the block group has met in the task
     LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
     TILE = "tile"  # each task leaves a partial
 
@@ -125,7 +125,7 @@ class Arrangement:
 
     @property
     def group_blocks(self) -> int:
-        """The grid is a multiple of this: blocks of a block group, 1 without block groups."""
+        """The members of a block group, 1 without block groups; the grid is a multiple of this."""
         return math.lcm(*(loop.mapping.parts for loop in self.loops if loop.mapping.cooperative))
 
     @property
@@ -346,7 +346,7 @@ class _Arranger:
         if self.may_cooperate:
             why = f"its block groups would have {mapping.parts} blocks, others of the kernel have {self.group_blocks}"
         refused = NotTaken(mapping.strategy, why)
-        if space.running:  # its tiles are those of a block without a block group
+        if space.running:  # its tiles are as without a block group
             mapping = map_space(space, self.gpu, self.block, 1, self.schedule)
             before = tuple(n for n in mapping.not_taken if n.strategy != refused.strategy)
             return replace(mapping, not_taken=(refused, *before))
@@ -355,7 +355,7 @@ class _Arranger:
         return replace(mapping, cooperative=False, strategy=strategy, not_taken=not_taken)
 
     def most_tasks_beside_groups(self) -> int:
-        """Tasks of the loops of one level that are not worked on by block groups, the most of any level."""
+        """The most tasks of any level that belong to loops without block groups."""
         by_level: Counter[int] = Counter()
         for loop in self.loops:
             by_level[loop.level] += 0 if loop.mapping.cooperative else loop.mapping.tasks

@@ -1,6 +1,6 @@
 """Strategies of column-reduces: the reduced dimensions are strided, and threads own the columns that are kept.
 
-Columns that are needed again after their reduction stay on chip: in a block, or in the blocks of a block group.  Others
+Columns that are needed again after their reduction stay on chip: in a block, or in a block group.  Others
 are summed block by block, and their rows are split over blocks where columns leave most of the GPU idle.
 """
 
@@ -44,7 +44,7 @@ ELEMENTS_TOGETHER = 8
 
 EXCHANGED_BYTES, EXCHANGED_SHARE = 16, 3
 """Bytes of a column's part, three words beside their tag, and their largest share of what a block keeps of a column.
-Each block of a block group reads all parts (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read
+Each member of a block group reads all parts (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read
 twice; bf16, one in 2, 175 beside 155, while lines of shared memory met in one bank)."""
 
 BLOCK_GROUP_BYTES, BLOCK_GROUP_LINE_BYTES = 4, 128
@@ -181,7 +181,7 @@ def _why_not_cooperative(problem: Columns) -> str | None:
         return f"a block keeps all {problem.rows} rows of its columns"
     if cut.parts > wave:
         return f"columns have {cut.parts} parts, and {wave} blocks run at once"
-    # Every block of a block group reads the parts of all.
+    # Every member reads the parts of all.
     if cut.parts * EXCHANGED_BYTES * EXCHANGED_SHARE > cut.held * problem.space.element_bytes:
         return f"exchanging {cut.parts} parts takes too long beside the {cut.held} rows of a part"
     if problem.rows <= wave:

@@ -1,7 +1,7 @@
 """Strategies of mixed reduces: strided rows and the contiguous columns of a group are summed.
 
 The dimensions between them are kept.  Normalizations are the usual case: group norm, and batch norm of channels first.
-A group that is needed again stays on chip, its rows shared by the blocks of a block group.
+A group that is needed again stays on chip, its rows shared by the members of a block group.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _tile_groups(problem: Columns) -> BlockTile:
 
 
 def _parts(problem: Columns, tile: BlockTile) -> tuple[int, int]:
-    """(rows that a block of a block group keeps, blocks of a block group)"""
+    """(rows that a member of a block group keeps, members)"""
     return rows_of_part(problem, tile.row_threads, tile.col_tile // tile.col_threads)
 
 

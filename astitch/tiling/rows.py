@@ -70,7 +70,7 @@ class Rows(Request):
 
     @property
     def resident_parts(self) -> int:
-        """Parts of a row, the fewest that stay on chip, each in a block of a block group."""
+        """Parts of a row, the fewest that stay on chip, one for each member of a block group."""
         return ceil_div(
             self.vectors, self.block * max(BLOCK_GROUP_THREAD_BYTES // self.vector_bytes, 1)
         )

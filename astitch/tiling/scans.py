@@ -247,7 +247,7 @@ def why_not_in_order(space: Space, mapping: Mapping) -> str | None:
     if mapping.carried and mapping.backward != (space.running == "backward"):
         return "the rounds of the mapping run the other way"
     if mapping.abreast > 1 and not space.parted:
-        return "what the blocks of a block group have is joined in any order"
+        return "a block group joins the parts of its members in any order"
     if mapping.col == along and not mapping.row:
         if mapping.col_tiles > 1 and mapping.carried != "col":
             return "the blocks that share a row do not hand on their totals"

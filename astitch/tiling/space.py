@@ -95,7 +95,7 @@ class Mapping:
 
     @property
     def parts(self) -> int:
-        """Tiles that share a result: the blocks of a block group."""
+        """Tiles that share a result: the members of a block group."""
         if self.carried:
             return self.abreast
         return self.row_tiles if self.rows_last else self.row_tiles * self.col_tiles

@@ -19,7 +19,7 @@ SPLIT_MIN_BYTES = 64 * 1024
 (The paper's bound is 1024 columns on a V100; an SM of an H100 reads some 50 bytes a nanosecond.)"""
 
 BLOCK_GROUP_THREAD_BYTES = 64
-"""Bytes that a thread keeps of its row in a block of a block group.  Three tasks of so many bytes lie in the shared
+"""Bytes that a thread keeps of its row in a member of a block group.  Three tasks of so many bytes lie in the shared
 memory of two blocks of 512 threads on an SM.  Fewer bytes, also of narrow types, are more parts, and each block reads
 all parts."""
 

@@ -281,7 +281,7 @@ def test_block_groups_of_two_sizes_do_not_share_a_kernel() -> None:
 
 
 def test_an_associative_region_keeps_its_order() -> None:
-    """What the blocks of a block group have is joined in any order, which only simple ones allow."""
+    """A block group joins the parts of its members in any order, which only simple ones allow."""
     planned = plan(lambda x: lax.cumlogsumexp(x, 1), numbers(1, 9000), schedule=BLOCK_GROUPS)
     assert planned.block_groups == ()
 

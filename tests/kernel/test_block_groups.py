@@ -545,7 +545,7 @@ def test_block_groups_exchange_states_of_all_kinds(fn: Callable[..., Any], axis:
 
 
 def test_rows_of_different_lengths_do_not_share_words() -> None:
-    """The blocks of a block group of one loop are not those of a block group of the other."""
+    """The block groups of one loop have other members than those of the other."""
 
     def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.nn.softmax(x, -1), jax.nn.softmax(y, -1)

@@ -1,5 +1,5 @@
 """cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total,
-and what the blocks of a block group publish arrives."""
+and what the members of a block group publish arrives."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def test_infinite_sums_add_up(means: tuple[float, ...], wanted: float) -> None:
         assert np.isnan(got[..., 3]).all(), way.name
 
 
-# ---- states of the blocks of a block group ----------------------------------------------------------------------
+# ---- states of the members of a block group ----------------------------------------------------------------------
 
 
 def sum_of(kind: str) -> Graph:

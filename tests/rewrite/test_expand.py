@@ -358,7 +358,7 @@ def test_scans_stay_for_kernels(dtype: str, op: str, extent: int, forward: bool)
 
 @pytest.mark.parametrize("type", ["f32[300000]", "f32[2,300000]", "f32[300000,2]"])
 def test_known_ops_are_scanned_whole(type: str) -> None:
-    """Blocks of a block group hand on their totals."""
+    """Members of a block group hand on their totals."""
     shape = [int(n) for n in type[4:-1].split(",")]
     d = shape.index(300_000)
     own = WindowDimension(300_000, padding_low=299_999)
