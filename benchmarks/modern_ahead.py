@@ -19,9 +19,9 @@ from typing import Any
 
 from astitch.device.gpu import preset
 from astitch.profiling.report import MEMORY, PRODUCT
-from astitch.profiling.xla_kernels import read_xla_kernels
 from benchmarks.modern_programs import make_program
 from benchmarks.modern_programs.program import Program
+from benchmarks.modern_projection import describe_launches
 
 GPU = "h100"
 MOST_REASONS = 4
@@ -32,7 +32,8 @@ class AheadSide:
     """What one compiler makes of a program, for one call.
 
     memory, products: launches.  ours: those of memory that are kernels of astitch's.  light_ms: the memory-intensive
-    kernels at the speed of light.  projected_ms: by astitch's latency model, on both sides; None: not asked for.
+    kernels at the speed of light.  projected_ms: the same by astitch's latency model, XLA's fusions too.  all_light_ms:
+    all kernels at the speed of light, products too: what one side computes in a product's kernel is in both sums.
     planned_mb: arguments, results and temporaries, what is donated once.  compile_s: tracing and compiling.
     """
 
@@ -40,7 +41,8 @@ class AheadSide:
     ours: float
     products: float
     light_ms: float
-    projected_ms: float | None
+    projected_ms: float
+    all_light_ms: float
     planned_mb: float
     temporary_mb: float
     compile_s: float
@@ -133,7 +135,7 @@ def find_device() -> Any:
 def read_side(compiled: Any, compilation: Any, seconds: float) -> AheadSide:
     gpu = preset(GPU)
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    kernels = read_xla_kernels(module, gpu).kernels
+    kernels = describe_launches(module, compilation, gpu)
     memory = [k for k in kernels if k.kind == MEMORY]
     stats = compiled.memory_analysis()
     planned = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
@@ -142,7 +144,8 @@ def read_side(compiled: Any, compilation: Any, seconds: float) -> AheadSide:
         ours=sum(k.launches for k in memory if k.ours),
         products=sum(k.launches for k in kernels if k.kind == PRODUCT),
         light_ms=sum(k.bound_us or 0.0 for k in memory) / 1e3,
-        projected_ms=None,
+        projected_ms=sum(k.projected_us or k.bound_us or 0.0 for k in memory) / 1e3,
+        all_light_ms=sum(k.bound_us or 0.0 for k in kernels) / 1e3,
         planned_mb=(planned - stats.alias_size_in_bytes) / 1e6,
         temporary_mb=stats.temp_size_in_bytes / 1e6,
         compile_s=seconds,

@@ -9,10 +9,23 @@ import importlib
 from collections.abc import Mapping
 
 from benchmarks.modern_programs.program import Draw, Program
+from benchmarks.workloads import WORKLOADS
 
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("train", "train-scan"),
     "llama": ("train", "decode", "generate"),
+    "vit": ("train", "infer"),
+    "resnet": ("train-f32", "train-bf16", "infer-f32", "infer-bf16"),
+    "unet": ("denoise",),
+    "mamba": ("train",),
+    "s5": ("train",),
+    "moe": ("train",),
+    "gnn": ("train",),
+    "dlrm": ("train",),
+    "ppo": ("update",),
+    "pde": ("water", "poisson"),
+    "optimizers": ("adafactor", "lamb", "lion", "muon", "adamw-ema"),
+    "paper": tuple(f"{w}-{mode}" for w in WORKLOADS for mode in ("infer", "train")),
 }
 """By family (the module's name), its programs."""
 

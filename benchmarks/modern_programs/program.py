@@ -36,7 +36,7 @@ class Program:
     """fn(*arguments) as a user jits it.
 
     make: the arguments, a tuple of trees of arrays; jax.eval_shape of it gives their shapes.  carried: so many leading
-    arguments are donated, and the first results are their next values: one argument's the first result itself.
+    arguments are donated, and the first results are their next values.
     exact: the program in EXACT; None where other random numbers would be drawn.  about: the sizes, for the table.
     """
 

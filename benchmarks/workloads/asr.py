@@ -131,13 +131,14 @@ def spell(weights: Weights, heard: jax.Array, mask: jax.Array, shifted: jax.Arra
         upper = step_lstm(weights["upper"], upper, project_lstm(weights["upper"], lower.hidden))
         query = apply_dense(weights["query"], upper.hidden)
         energies = jnp.einsum("ba,bta->bt", query, keys) + mask
-        context = jnp.einsum("bt,btw->bw", jax.nn.softmax(energies, -1), memory)
+        shares = jax.nn.softmax(energies, -1).astype(memory.dtype)
+        context = jnp.einsum("bt,btw->bw", shares, memory)
         return (lower, upper, context), jnp.concatenate([upper.hidden, context], -1)
 
     start = (
-        start_cell(batch, width),
-        start_cell(batch, width),
-        jnp.zeros((batch, memory.shape[-1])),
+        start_cell(batch, width, memory.dtype),
+        start_cell(batch, width, memory.dtype),
+        jnp.zeros((batch, memory.shape[-1]), memory.dtype),
     )
     characters = weights["characters"][shifted].transpose(1, 0, 2)
     _, states = lax.scan(step, start, characters)

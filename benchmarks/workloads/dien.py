@@ -163,12 +163,12 @@ def run_gru(
         reset, update = jnp.split(jax.nn.sigmoid(apply_dense(weights["gates"], both)), 2, -1)
         candidate = apply_dense(weights["candidate"], jnp.concatenate([x, reset * state], -1))
         if attention is not None:
-            update = score[:, None] * update
+            update = score[:, None].astype(update.dtype) * update
         new = (1.0 - update) * state + update * jnp.tanh(candidate)
         state = jnp.where(kept[:, None] > 0, new, state)
         return state, state
 
-    start = jnp.zeros((x.shape[1], width), jnp.float32)
+    start = jnp.zeros((x.shape[1], width), x.dtype)
     return lax.scan(step, start, (x, within, scores))[1]
 
 

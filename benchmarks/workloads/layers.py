@@ -188,8 +188,8 @@ class Cell(NamedTuple):
     cell: jax.Array
 
 
-def start_cell(batch: int, width: int) -> Cell:
-    return Cell(jnp.zeros((batch, width), jnp.float32), jnp.zeros((batch, width), jnp.float32))
+def start_cell(batch: int, width: int, dtype: Any = jnp.float32) -> Cell:
+    return Cell(jnp.zeros((batch, width), dtype), jnp.zeros((batch, width), dtype))
 
 
 def step_lstm(weights: Weights, state: Cell, projected: jax.Array) -> Cell:
@@ -212,7 +212,7 @@ def run_lstm(weights: Weights, x: jax.Array, *, reverse: bool = False) -> jax.Ar
         state = step_lstm(weights, state, projected)
         return state, state.hidden
 
-    start = start_cell(x.shape[1], weights["hidden"].shape[0])
+    start = start_cell(x.shape[1], weights["hidden"].shape[0], x.dtype)
     return lax.scan(step, start, project_lstm(weights, x), reverse=reverse)[1]
 
 
