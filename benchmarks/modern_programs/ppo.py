@@ -143,7 +143,7 @@ def make(entry: str, draw: Draw) -> Program:
         params = network.init(jax.random.key(0), jnp.zeros((1, 4)))
         train = TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
         states = jax.vmap(reset)(jax.random.split(jax.random.key(1), c.environments))
-        return train, states, jax.random.key(2)
+        return train, states, jax.random.PRNGKey(2)
 
     about = {"environments": c.environments, "steps": c.steps, "width": c.width}
     return Program(update, arguments, carried=3).described(about)

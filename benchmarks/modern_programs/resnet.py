@@ -119,9 +119,9 @@ def make_inference(c: Config) -> Program:
     return Program(classify, arguments)
 
 
-def make(entry: str, draw: Draw, precision: Precision | None = None) -> Program:
+def choose_config(entry: str, draw: Draw, precision: Precision | None) -> Config:
     mode, _, dtype = entry.partition("-")
-    c = Config(
+    return Config(
         stages=draw.pick("stages", ((3, 4, 6, 3),), (1, 1)),
         filters=draw.pick("filters", (64,), 8),
         side=draw.pick("side", (224, 192, 256), 16),
@@ -129,6 +129,10 @@ def make(entry: str, draw: Draw, precision: Precision | None = None) -> Program:
         batch=draw.pick(f"{mode} batch", (64, 48, 96), 2),
         precision=precision or {"f32": F32, "bf16": MIXED}[dtype],
     )
-    program = {"train": make_training, "infer": make_inference}[mode](c)
+
+
+def make(entry: str, draw: Draw, precision: Precision | None = None) -> Program:
+    c = choose_config(entry, draw, precision)
+    program = {"train": make_training, "infer": make_inference}[entry.partition("-")[0]](c)
     about = {"batch": c.batch, "side": c.side, "classes": c.classes}
     return program.described(about, lambda: make(entry, draw, EXACT))

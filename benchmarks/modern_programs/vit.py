@@ -122,8 +122,8 @@ def make_inference(c: Config) -> Program:
     return Program(classify, arguments)
 
 
-def make(entry: str, draw: Draw, precision: Precision = MIXED) -> Program:
-    c = Config(
+def choose_config(entry: str, draw: Draw, precision: Precision) -> Config:
+    return Config(
         layers=draw.pick("layers", (12, 8, 10), 2),
         heads=draw.pick("heads", (6, 12, 3), 2),
         size=draw.pick("size", (64,), 8),
@@ -133,6 +133,10 @@ def make(entry: str, draw: Draw, precision: Precision = MIXED) -> Program:
         batch=draw.pick(f"{entry} batch", (64, 48, 96), 2),
         precision=precision,
     )
+
+
+def make(entry: str, draw: Draw, precision: Precision = MIXED) -> Program:
+    c = choose_config(entry, draw, precision)
     about = {"layers": c.layers, "width": c.width, "batch": c.batch, "side": c.side}
     program = {"train": make_training, "infer": make_inference}[entry](c)
     return program.described(about, lambda: make(entry, draw, EXACT))
