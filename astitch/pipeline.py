@@ -16,7 +16,7 @@ from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
-from astitch.graph.collectives import find_scattered
+from astitch.graph.collectives import find_joined
 from astitch.graph.ir import Graph
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
@@ -167,7 +167,7 @@ def _leave(graph: Graph, job: Job) -> Left:
     left = region.leave(graph) if region else Left(graph)
     if loops:
         left = Left(*leave_starts(left.graph))
-    return replace(left, reasons={**left.reasons, **find_scattered(left.graph)})
+    return replace(left, reasons={**left.reasons, **find_joined(left.graph)})
 
 
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, OpaqueAttrs
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, Kind
 
 COLLECTIVES = frozenset(
     "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all "
@@ -32,15 +34,151 @@ def find_awaited(graph: Graph) -> dict[str, int]:
     return awaited
 
 
-SLICED = frozenset({"all-reduce", "all-reduce-done"})
-"""What XLA turns into a reduce-scatter where each device reads only its own part of the result."""
+SLICED = frozenset({"all-reduce", "all-reduce-done", "all-gather", "all-gather-done"})
+"""What XLA turns into less communication where each device reads only its own part of the result."""
+
+ADDED = frozenset({"all-reduce", "all-gather", "reduce-scatter"})
+"""Collectives of which XLA makes one where only an op of both results is read."""
+
+COMMUTATIVE = frozenset({"add", "multiply", "minimum", "maximum", "and", "or"})
+"""Such ops of two results."""
+
+NARROWED = frozenset({"all-gather", "all-to-all", "collective-broadcast", "collective-permute"})
+"""Collectives past which XLA moves conversions, so that it sends the narrower type."""
+
+FORMATS = frozenset({"reshape", "slice"})
+"""Ops between a collective and a conversion that XLA moves along."""
+
+
+def find_joined(graph: Graph) -> dict[str, str]:
+    """The ops that XLA's later passes join to a collective or move past one, each with the reason.
+
+    No kernel may compute them, since XLA would then send more bytes.  docs/decisions/0030-communication.md has the
+    passes.
+    """
+    found: dict[str, str] = {}
+    if any(map(communicates, graph)):
+        for rule in (find_spread, find_conversions, find_sums, find_scattered):
+            found |= rule(graph)
+    return found
+
+
+def find_sums(graph: Graph) -> dict[str, str]:
+    """Sums of the results of two collectives, with what stands between: XLA adds what is sent.
+
+    add(all-reduce(x), all-reduce(y)) -> all-reduce(add(x, y)), where nothing else reads the two.  The sum is then a
+    collective's result itself.
+    """
+    reasons: dict[str, str] = {}
+    results: dict[str, str] = {}  # values that collectives hand on, each with its opcode
+    for node in graph:
+        if isinstance(node.attrs, OpaqueAttrs):
+            opcode = node.attrs.opcode.removesuffix("-done")
+            if opcode in ADDED:
+                results[node.name] = opcode
+        elif node.op in COMMUTATIVE:
+            one, other = (_trace_result(graph, o, results) for o in node.operands)
+            if one and other and results[one[-1]] == results[other[-1]]:
+                opcode = results[node.name] = results[one[-1]]
+                reason = f"XLA makes one {opcode} of it, %{one[-1]} and %{other[-1]}"
+                between = {n for n in (*one, *other) if n not in results}
+                reasons |= dict.fromkeys([*sorted(between), node.name], reason)
+    return reasons
+
+
+def _trace_result(graph: Graph, name: str, results: Collection[str]) -> list[str]:
+    """From a value back to the collective's result that it is, reshaped or converted; empty where it is none.
+
+    Each value on the way has one reader.
+    """
+    path = [name]
+    while is_read_once(graph, path[-1]):
+        node = graph[path[-1]]
+        if node.name in results:
+            return path
+        if not (OPS[node.op].is_view or OPS[node.op].is_conversion or node.op in ("slice", "pad")):
+            break
+        path.append(node.operands[0])
+    return []
+
+
+def is_read_once(graph: Graph, name: str) -> bool:
+    """Has a value one reader, which is no result of the graph?"""
+    return len(graph.users[name]) == 1 and name not in graph.outputs
+
+
+def find_conversions(graph: Graph) -> dict[str, str]:
+    """Conversions to a narrower type behind a collective, or to a wider one before it, with what stands between.
+
+    convert(all-gather(x)) -> all-gather(convert(x)).  A factor and a clamp may stand between, as of a quantization.
+    """
+    reasons: dict[str, str] = {}
+    for node in graph:
+        if not isinstance(node.attrs, OpaqueAttrs) or len(node.operands) != 1:
+            continue
+        if node.attrs.opcode.removesuffix("-done") in NARROWED:
+            reason = f"XLA moves the conversion to the other side of %{node.name}"
+            for path in (_list_before(graph, node.operands[0]), _list_behind(graph, node.name)):
+                spread = [o for n in path for o in graph[n].operands if _is_spread(graph[o])]
+                reasons |= dict.fromkeys([*spread, *path], reason)
+    return reasons
+
+
+def _list_before(graph: Graph, name: str) -> list[str]:
+    """The ops from a conversion to a wider type on, up to what is sent; empty where there is none."""
+    path: list[str] = []
+    while is_read_once(graph, name):
+        node = graph[name]
+        path.append(name)
+        if OPS[node.op].is_conversion:
+            return path if _widens(graph, node) else []
+        scaled = node.op in ("multiply", "divide") and _is_spread(graph[node.operands[1]])
+        if node.op not in FORMATS and not scaled:
+            break
+        name = node.operands[0]
+    return []
+
+
+def _list_behind(graph: Graph, name: str) -> list[str]:
+    """The ops behind what is received, up to a conversion to a narrower type; empty where there is none."""
+    path: list[str] = []
+    while is_read_once(graph, name):
+        node = graph[graph.users[name][0]]
+        path.append(node.name)
+        if OPS[node.op].is_conversion:
+            return path if _widens(graph, node, -1) else []
+        if node.op not in FORMATS and node.op not in ("multiply", "divide", "clamp"):
+            break
+        name = node.name
+    return []
+
+
+def _widens(graph: Graph, node: Node, direction: int = 1) -> bool:
+    """Has a conversion's result more bytes than its operand?  direction=-1: less."""
+    before, behind = graph[node.operands[0]].type, node.type
+    assert isinstance(before, ArrayType) and isinstance(behind, ArrayType)
+    return direction * (behind.bytes - before.bytes) > 0
+
+
+def _is_spread(node: Node) -> bool:
+    return OPS[node.op].kind is Kind.BROADCAST
+
+
+def find_spread(graph: Graph) -> dict[str, str]:
+    """Broadcasts that an all-gather sends: XLA sends what is broadcast."""
+    return {
+        name: f"XLA broadcasts behind %{node.name}"
+        for node in graph
+        if isinstance(node.attrs, OpaqueAttrs) and node.attrs.opcode.startswith("all-gather")
+        for name in node.operands
+        if _is_spread(graph[name]) and is_read_once(graph, name)
+    }
 
 
 def find_scattered(graph: Graph) -> dict[str, str]:
-    """The ops that XLA makes a part of a reduce-scatter, each with the reason: no kernel may compute them.
+    """The ops by which a device reads its part of a collective's result, each with the reason.
 
-    These are the slices of all-reduced values, what stands between, and what computes the offsets from the device's
-    number.
+    These are the slices, what stands between, and what computes the offsets from the device's number.
     """
     reasons: dict[str, str] = {}
     collective: dict[str, str] = {}  # by value, which it is, as it came or reshaped
@@ -52,7 +190,7 @@ def find_scattered(graph: Graph) -> dict[str, str]:
         if source and (OPS[node.op].is_view or OPS[node.op].is_conversion):
             collective[node.name] = source
         elif source and isinstance(node.attrs, DynamicSliceAttrs):
-            reason = f"XLA makes a reduce-scatter of it and %{source}"
+            reason = f"XLA communicates only the part that it reads of %{source}"
             reasons[node.name] = reason
             reasons.update(dict.fromkeys(_list_passed(graph, node.operands[0], source), reason))
             offsets = dict.fromkeys(_list_scalars(graph, node.operands[1:]), reason)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from astitch.compile import compile_graph
 from astitch.faults import FaultLog, is_fault
+from astitch.graph.collectives import communicates
 from astitch.graph.dimensions import array_of
 from astitch.graph.edit import keep_live_nodes
 from astitch.graph.ir import ArrayType, ConditionalAttrs, Graph, Node
@@ -84,7 +85,10 @@ def find_updates(graph: Graph) -> dict[str, str]:
 
 
 def find_accumulations(graph: Graph) -> dict[str, str]:
-    """Sums of a product and a parameter, with what lies between: XLA has the product add to it."""
+    """Sums of a parameter and a product or a collective, with what lies between.
+
+    XLA has the product add to the parameter.  It adds up what the turns of a loop communicate, and communicates once.
+    """
     found: dict[str, str] = {}
     for node in graph:
         if node.op != "add" or node.name not in graph.outputs:
@@ -93,10 +97,11 @@ def find_accumulations(graph: Graph) -> dict[str, str]:
             chain = [one]
             while OPS[graph[chain[-1]].op].permutes:
                 chain.append(graph[chain[-1]].operands[0])
-            product = OPS[graph[chain[-1]].op].kind is Kind.COMPUTE
+            last = graph[chain[-1]]
+            product = OPS[last.op].kind is Kind.COMPUTE or communicates(last)
             alone = all(len(graph.users[name]) == 1 and name not in graph.outputs for name in chain)
             if product and alone and graph[other].is_parameter:
-                reason = "XLA has the product add to the loop's state"
+                reason = f"XLA has %{last.name} add to the loop's state"
                 found.update(dict.fromkeys([*chain[:-1], node.name], reason))
     return found
 

@@ -402,5 +402,5 @@ def test_a_slice_behind_an_all_reduce_is_left_with_its_offset():
         "dynamic-slice", "f32[64,128]", x, offset, zero, attrs=DynamicSliceAttrs((64, 128))
     )
     graph = g.build(g.op("negate", "f32[64,128]", part), other)
-    reason = "XLA makes a reduce-scatter of it and %sum"
+    reason = "XLA communicates only the part that it reads of %sum"
     assert find_scattered(graph) == dict.fromkeys(["part", "flat", "offset"], reason)

@@ -1,0 +1,139 @@
+"""What the devices of a compiled program exchange, read off XLA's scheduled module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from astitch.device.gpu import Gpu
+from astitch.hlo.shapes import read_type, shape_leaves
+from astitch.profiling.xla_kernels import read_xla_kernels
+from astitch.xla.hook import read_module
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective.
+
+    kind: its opcode.  operands: bytes that a device gives to it.  hidden_us: projected work that XLA's schedule has
+    between its start and its end; 0 for a collective that the schedule does not split.
+    """
+
+    kind: str
+    operands: int
+    hidden_us: float
+
+
+def read_compiled(compiled: Any) -> Any:
+    """The HloModuleProto that XLA made of a program, scheduled.  compiled: a jax.stages.Compiled."""
+    return read_module(_serialize(compiled))
+
+
+def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
+    """The collectives of a program, those in bodies of loops once.  compiled: a jax.stages.Compiled."""
+    module = read_compiled(compiled)
+    prices = {
+        k.name: k.bound_us or 0.0 for k in read_xla_kernels(_serialize(compiled), gpu).kernels
+    }
+    schedule = {s.computation_id: s.sequence.instruction_ids for s in module.schedule.sequences}
+    computations = {c.id: c for c in module.computations}
+    found: list[Exchange] = []
+    for computation in module.computations:
+        by_id = {i.id: i for i in computation.instructions}
+        order = [by_id[number] for number in schedule.get(computation.id, by_id)]
+        for place, instruction in enumerate(order):
+            if kind := _find_kind(instruction, computations):
+                rest = order[place + 1 :]
+                hidden = _sum_until_done(instruction.id, rest, prices)
+                found.append(Exchange(kind, _count_bytes(instruction, by_id), hidden))
+    return found
+
+
+def count_exchanges(compiled: Any) -> Counter[tuple[str, int]]:
+    """How often each kind of collective sends how many bytes; see count_collectives.
+
+    compiled: a jax.stages.Compiled.
+    """
+    return count_collectives(read_compiled(compiled))
+
+
+def count_collectives(module: Any) -> Counter[tuple[str, int]]:
+    """How often each kind of collective sends how many bytes, in an HloModuleProto at any point of XLA's compilation.
+
+    Those in bodies of loops and in branches count once, under names of their own.
+    """
+    computations = {c.id: c for c in module.computations}
+    counts: Counter[tuple[str, int]] = Counter()
+    for computation in module.computations:
+        by_id = {i.id: i for i in computation.instructions}
+        for instruction in computation.instructions:
+            if kind := _find_kind(instruction, computations):
+                place = "" if computation.id == module.entry_computation_id else " in a body"
+                counts[kind + place, _count_bytes(instruction, by_id)] += 1
+    return counts
+
+
+def _serialize(compiled: Any) -> bytes:
+    module = compiled.runtime_executable().hlo_modules()[0]
+    return bytes(module.as_serialized_hlo_module_proto())
+
+
+def _find_kind(instruction: Any, computations: Mapping[int, Any]) -> str:
+    """The collective that an instruction starts; '' for any other.
+
+    One that XLA wraps in an asynchronous computation is counted where it starts.
+    """
+    opcode = instruction.opcode.decode()
+    if opcode == "async-start":
+        inner = computations[instruction.called_computation_ids[0]].instructions
+        return next((k for i in inner for k in KINDS if i.opcode.decode() == k), "")
+    kind = opcode.removesuffix("-start")
+    # The wrapped instruction itself stands in a computation of parameters and nothing else.
+    return kind if kind in KINDS and not _is_wrapped(instruction, computations) else ""
+
+
+def _is_wrapped(instruction: Any, computations: Mapping[int, Any]) -> bool:
+    for computation in computations.values():
+        if any(i is instruction for i in computation.instructions):
+            return any(
+                computation.id in i.called_computation_ids and i.opcode == b"async-start"
+                for c in computations.values()
+                for i in c.instructions
+            )
+    return False
+
+
+def _count_bytes(instruction: Any, by_id: Mapping[int, Any]) -> int:
+    return sum(_size(by_id[number].shape) for number in instruction.operand_ids)
+
+
+def _size(shape: Any) -> int:
+    return sum(
+        getattr(read_type(leaf, "a collective"), "bytes", 0) for leaf, _ in shape_leaves(shape)
+    )
+
+
+def _sum_until_done(start: int, rest: Sequence[Any], prices: Mapping[str, float]) -> float:
+    """The work between a start and its end."""
+    total = 0.0
+    for instruction in rest:
+        if instruction.opcode.endswith(b"-done") and start in instruction.operand_ids:
+            return total
+        total += _price(instruction, prices)
+    return 0.0
+
+
+def _price(instruction: Any, prices: Mapping[str, float]) -> float:
+    for entry in instruction.frontend_attributes.map:
+        if entry.key == b"latency_metadata":
+            return int(entry.value) / 1e3
+    return prices.get(instruction.name.decode(), 0.0)
+
+
+def sum_hidden(exchanges: Iterable[Exchange]) -> float:
+    """Microseconds of work that the schedule has beside collectives."""
+    return sum(e.hidden_us for e in exchanges)

@@ -1,0 +1,73 @@
+"""Which ops XLA's later passes join to collectives or move past them."""
+
+from __future__ import annotations
+
+import pytest
+
+from astitch.graph.collectives import find_joined
+from astitch.graph.ir import OpaqueAttrs
+from tests.graphs import GraphBuilder
+
+
+def exchange(g: GraphBuilder, opcode: str, value: str, name: str) -> str:
+    attrs = OpaqueAttrs(opcode, "", b"", (None,), has_effect=True)
+    return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
+
+
+@pytest.mark.parametrize("opcode", ["all-reduce", "all-gather", "reduce-scatter"])
+def test_a_chain_of_sums_is_one_collective(opcode):
+    g = GraphBuilder()
+    one, two, three = (exchange(g, opcode, g.parameter("f32[8,4]"), f"sum.{i}") for i in range(3))
+    flat = g.op("reshape", "f32[32]", two, name="flat")
+    whole = g.op("reshape", "f32[32]", one, name="whole")
+    both = g.op("add", "f32[32]", whole, flat, name="both")
+    last = g.op("reshape", "f32[32]", three, name="last")
+    total = g.op("add", "f32[32]", both, last, name="total")
+    found = find_joined(g.build(g.op("tanh", "f32[32]", total)))
+    assert set(found) == {"whole", "flat", "both", "last", "total"}
+    assert found["total"] == f"XLA makes one {opcode} of it, %both and %sum.2"
+
+
+def test_a_sum_whose_parts_are_read_otherwise_stays():
+    g = GraphBuilder()
+    one, two = (exchange(g, "all-reduce", g.parameter("f32[8]"), f"sum.{i}") for i in range(2))
+    total = g.op("add", "f32[8]", one, two)
+    assert find_joined(g.build(total, g.op("tanh", "f32[8]", one))) == {}
+
+
+def test_a_sum_of_two_kinds_stays():
+    g = GraphBuilder()
+    one = exchange(g, "all-reduce", g.parameter("f32[8]"), "one")
+    two = exchange(g, "all-gather", g.parameter("f32[8]"), "two")
+    assert find_joined(g.build(g.op("add", "f32[8]", one, two))) == {}
+
+
+def test_a_difference_stays():
+    g = GraphBuilder()
+    one, two = (exchange(g, "all-reduce", g.parameter("f32[8]"), f"sum.{i}") for i in range(2))
+    assert find_joined(g.build(g.op("subtract", "f32[8]", one, two))) == {}
+
+
+@pytest.mark.parametrize(("before", "behind"), [("f32", "bf16"), ("bf16", "f32")])
+def test_only_a_conversion_that_sends_less_is_moved(before, behind):
+    g = GraphBuilder()
+    gathered = exchange(g, "all-gather", g.parameter(f"{before}[8]"), "gathered")
+    narrow = g.op("convert", f"{behind}[8]", gathered, name="narrow")
+    found = find_joined(g.build(g.op("negate", f"{behind}[8]", narrow)))
+    assert set(found) == ({"narrow"} if behind == "bf16" else set())
+
+
+def test_a_factor_before_what_is_sent_is_moved_with_its_conversion():
+    g = GraphBuilder()
+    wide = g.op("convert", "f32[8]", g.parameter("bf16[8]"), name="wide")
+    scale = g.broadcast(g.parameter("f32[]"), (8,), name="scale")
+    scaled = g.op("multiply", "f32[8]", wide, scale, name="scaled")
+    sent = exchange(g, "all-gather", scaled, "sent")
+    assert set(find_joined(g.build(sent))) == {"wide", "scale", "scaled"}
+
+
+def test_without_collectives_nothing_is_left():
+    g = GraphBuilder()
+    x = g.parameter("f32[8]")
+    total = g.op("add", "f32[8]", x, g.splat(1, "f32[8]"))
+    assert find_joined(g.build(total)) == {}
