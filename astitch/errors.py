@@ -65,6 +65,10 @@ class KernelFault(AstitchError):
     """The emulation found a fault in a kernel: race, out of bounds, uninitialised read, deadlock."""
 
 
+class ResultMismatch(AstitchError):
+    """A stitched program and XLA's own version of it differ by more than rounding: a bug in astitch, or in XLA."""
+
+
 class LaunchRefused(AstitchError):
     """A launch that would hang or fail: blocks that cannot be resident together, too much shared memory.
 

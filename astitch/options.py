@@ -15,6 +15,7 @@ from astitch.errors import InvalidOption
 
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
+    "ASTITCH_CHECK": "1: after astitch.enable() XLA's own version of each program runs beside the stitched one",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DETERMINISTIC": "0: inside XLA scatters whose updates meet add them in any order, which is faster",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
@@ -39,6 +40,14 @@ def cache_dir() -> Path:
         return Path.home() / ".cache" / "astitch"
     except RuntimeError:  # a container's user, who is in no list
         return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
+
+
+def check() -> bool:
+    """Whether stitched programs are compared with XLA's own where the caller does not say.  Raises InvalidOption."""
+    given = _read("ASTITCH_CHECK")
+    if given not in ("", "0", "1"):
+        raise _invalid("ASTITCH_CHECK", given)
+    return given == "1"
 
 
 def debug_level() -> int:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from astitch import options
 from astitch.api.settings import OFF, Settings, context, current, switches
 from astitch.device.gpu import PRESETS
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.faults import FaultWarning, show_error
-from astitch.system.callbacks import Callback
+from astitch.system.callbacks import Callback, pass_interrupt
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.api.transformation import Compiling, Report
@@ -29,7 +30,13 @@ NAME = "astitch"
 """Of the transformation, in XLA's list."""
 
 
-def enable(*, gpu: str | None = None, tune: bool | None = None, strict: bool = False) -> None:
+def enable(
+    *,
+    gpu: str | None = None,
+    tune: bool | None = None,
+    strict: bool = False,
+    check: bool | None = None,
+) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
 
     Functions that were compiled before are compiled anew at their next call.  It may be the first line of a program:
@@ -37,9 +44,10 @@ def enable(*, gpu: str | None = None, tune: bool | None = None, strict: bool = F
 
     gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
+    check: compare each call of a stitched program with XLA's own version of it; None: as ASTITCH_CHECK says.
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """
-    settings = _make_settings(gpu, tune, strict)
+    settings = _make_settings(gpu, tune, strict, check)
     _install()
     context().set_global(settings)
 
@@ -52,10 +60,14 @@ def disable() -> None:
 
 @contextmanager
 def enabled(
-    *, gpu: str | None = None, tune: bool | None = None, strict: bool = False
+    *,
+    gpu: str | None = None,
+    tune: bool | None = None,
+    strict: bool = False,
+    check: bool | None = None,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
-    settings = _make_settings(gpu, tune, strict)
+    settings = _make_settings(gpu, tune, strict, check)
     _install()
     with context()(settings):
         yield
@@ -78,12 +90,14 @@ def report() -> Report:
     return journal.report()
 
 
-def _make_settings(gpu: str | None, tune: bool | None, strict: bool) -> Settings:
+def _make_settings(
+    gpu: str | None, tune: bool | None, strict: bool, check: bool | None
+) -> Settings:
     if gpu is not None and gpu not in PRESETS:
         raise InvalidOption(
             f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
         )
-    return Settings(gpu, tune, strict)
+    return Settings(gpu, tune, strict, check)
 
 
 # ---- JAX's seams -------------------------------------------------------------------------------------------------
@@ -148,11 +162,27 @@ def _wrap_key(before: Callable[[], str]) -> Callable[[], str]:
         from astitch.xla.module_cache import fingerprint
 
         settings = current()
-        if not isinstance(settings, Settings):
+        if settings == OFF:
             return before()
-        return f"{before()}{NAME} {fingerprint().hex()} {settings} {switches()}"
+        mark = _mark_checked(settings)
+        if not isinstance(settings, Settings):
+            return f"{before()}{mark}"
+        return f"{before()}{NAME} {fingerprint().hex()} {settings} {switches()}{mark}"
 
     return custom_hook
+
+
+def _mark_checked(settings: Settings | str | None) -> str:
+    """What keeps a program that is to be checked from coming out of the cache on disk.
+
+    Processes of one program must have one key; their programs are checked only where they run on one process alone.
+    """
+    from astitch.api.checking import process_mark
+    from astitch.xla.agreement import find_group
+
+    asked = settings.check if isinstance(settings, Settings) else None
+    wanted = options.check() if asked is None else asked
+    return f" checked {process_mark()}" if wanted and find_group() is None else ""
 
 
 class _Now(threading.local):
@@ -249,7 +279,25 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
         )
     if compiling.refusal is not None:
         raise compiling.refusal
+    if compiling.stitched and not compiling.off and compiling.is_checked:
+        _check(made, compile_, compiling)
     return made
+
+
+def _check(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> None:
+    """Has the calls of what was compiled checked, or says in the report why not."""
+    from astitch.api.checking import Check, check_compiled, why_unchecked
+    from astitch.api.transformation import journal
+
+    compiling.off = True
+    check = Check(compiling.name, str(compiling.entry), None, raises=compiling.is_strict)
+    try:
+        check.reason = why_unchecked(compiling.handed, compiling.devices)
+        check_compiled(made, compile_, compiling.handed, check)
+    except Exception as error:
+        pass_interrupt(error)
+        check.reason = f"an error inside astitch: {show_error(error)}"
+    journal.add_check(check)
 
 
 def _name_of(module: Any) -> str:

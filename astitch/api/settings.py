@@ -22,12 +22,13 @@ class Settings:
     """How programs are stitched.
 
     gpu: the name of a preset for GPUs that are not here; None: the device that a program is compiled for.
-    tune, strict: see astitch.jit.
+    tune, strict: see astitch.jit.  check: see astitch.enable.
     """
 
     gpu: str | None = None
     tune: bool | None = None
     strict: bool = False
+    check: bool | None = None
 
 
 @functools.cache

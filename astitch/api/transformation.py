@@ -10,10 +10,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from astitch import options
+from astitch.api.checking import Check
 from astitch.api.settings import Settings, read_settings
 from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.errors import UnsupportedOp, first_line
@@ -48,6 +50,10 @@ class Entry:
     seconds: float
     compilation: Compilation | None = field(default=None, repr=False, compare=False)
 
+    def __str__(self) -> str:
+        what = f"{self.kernels} kernels" if self.kernels else f"left to XLA: {self.reason}"
+        return f"{self.name}: {what} ({self.seconds:.2f} s)"
+
     def explain(self) -> str:
         """The kernels, their schemes, and what was not stitched and why."""
         return self.compilation.explain() if self.compilation else f"{self.name}: {self.reason}"
@@ -59,18 +65,19 @@ class Report:
 
     programs: the latest MOST_KEPT that were worth a look, oldest first.  stitched: how many have kernels.
     left: how many XLA computes alone, by reason; eager ops are among them.
+    checks: of those that were to be compared with XLA's own version, what came of it by now.
     """
 
     programs: tuple[Entry, ...]
     stitched: int
     left: dict[str, int]
+    checks: tuple[Check, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.stitched} programs with stitched kernels"]
-        for entry in self.programs:
-            what = f"{entry.kernels} kernels" if entry.kernels else f"left to XLA: {entry.reason}"
-            lines.append(f"  {entry.name}: {what} ({entry.seconds:.2f} s)")
+        lines += [f"  {entry}" for entry in self.programs]
         lines += [f"{count} left to XLA: {reason}" for reason, count in self.left.items()]
+        lines += map(str, self.checks)
         return "\n".join(lines)
 
 
@@ -85,6 +92,11 @@ class Journal:
         self._kept: deque[Entry] = deque(maxlen=MOST_KEPT)
         self._stitched = 0
         self._left: Counter[str] = Counter()
+        self._checks: deque[Check] = deque(maxlen=MOST_KEPT)
+
+    def add_check(self, check: Check) -> None:
+        with self._lock:
+            self._checks.append(check)
 
     def add(self, entry: Entry) -> None:
         with self._lock:
@@ -108,7 +120,8 @@ class Journal:
 
     def report(self) -> Report:
         with self._lock:
-            return Report(tuple(self._kept), self._stitched, dict(self._left))
+            checks = tuple(map(copy, self._checks))
+            return Report(tuple(self._kept), self._stitched, dict(self._left), checks)
 
 
 journal = Journal()
@@ -121,7 +134,7 @@ class Compiling:
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
     off: leave the module as it is.  called, stitched: what happened.  entry: the same for the report.
-    refusal: what strict forbids.
+    refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
 
     settings: Settings | None
@@ -131,6 +144,7 @@ class Compiling:
     stitched: bool = False
     entry: Entry | None = None
     refusal: Exception | None = None
+    handed: Any | None = None
 
     @property
     def name(self) -> str:
@@ -139,6 +153,12 @@ class Compiling:
     @property
     def is_strict(self) -> bool:
         return bool(self.settings and self.settings.strict)
+
+    @property
+    def is_checked(self) -> bool:
+        """Is the program to be compared with XLA's own version?"""
+        asked = self.settings.check if self.settings else None
+        return options.check() if asked is None else asked
 
 
 def transform(data: bytes, compiling: Compiling) -> bytes | None:
@@ -179,6 +199,7 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     seconds = time.perf_counter() - start
     _note(compiling, Entry(name, kernels, agreed.reason or reason, seconds, compilation))
     compiling.stitched = agreed.module is not None
+    compiling.handed = module if compiling.stitched else None
     return agreed.module
 
 

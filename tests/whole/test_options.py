@@ -80,7 +80,7 @@ def test_names_are_few_and_documented() -> None:
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
             re.findall(
-                r"\bASTITCH_(?:CACHE|DEBUG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
+                r"\bASTITCH_(?:CACHE|CHECK|DEBUG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
                 path.read_text(),
             )
         )

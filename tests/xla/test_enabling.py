@@ -230,6 +230,50 @@ def test_what_astitch_compiles_itself_is_left_alone(monkeypatch: pytest.MonkeyPa
         assert count(layer_norm) == 1
 
 
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_compiled_for_gpus_elsewhere_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ASTITCH_CHECK", "1")
+    with astitch.enabled():
+        assert count(layer_norm) == 1
+    assert "jit_layer_norm: not checked: it is compiled for devices" in str(astitch.report())
+    with astitch.enabled(check=False):
+        assert count(lambda x: layer_norm(x, 1, 0), (64, 512)) == 1
+    assert len(astitch.report().checks) == 1
+
+
+def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum of floats in a kernel is a difference."""
+    stitch = transformation.stitch_module
+
+    def damage(*arguments: Any, **options: Any) -> Any:
+        made = stitch(*arguments, **options)
+        module = transformation.read_module(made.module) if made.module else None
+        for computation in module.computations if module else ():
+            for instruction in computation.instructions:
+                config = instruction.backend_config  # with PTX in it, for a kernel
+                instruction.backend_config = config.replace(b"add.rn.f32", b"sub.rn.f32")
+        new = bytes(module.SerializeToString()) if module else None
+        return type(made)(made.compilation, new, made.kernels, made.reason)
+
+    monkeypatch.setattr(transformation, "stitch_module", damage)
+
+
+def test_broken_kernels_are_what_xla_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU test below breaks something."""
+    break_kernels(monkeypatch)
+    import jax
+
+    with astitch.enabled():
+        traced = jax.jit(layer_norm).trace(*(shape(*e) for e in ARGUMENTS))
+        text = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+    assert text.count(PTX) == 1
+    assert "sub.rn.f32" in text and "add.rn.f32" not in text
+
+
 # ---- caches ------------------------------------------------------------------------------------------------------
 
 
@@ -239,11 +283,13 @@ def test_the_key_on_disk_tells_stitched_from_plain(monkeypatch: pytest.MonkeyPat
     enabling.install()
     plain = cache_key.custom_hook()
     keys = [plain]
-    for options in ({}, {"gpu": "a100"}, {"tune": True}):
+    for options in ({}, {"gpu": "a100"}, {"tune": True}, {"check": True}):
         with astitch.enabled(**options):
             keys.append(cache_key.custom_hook())
     with astitch.enabled():
         monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
+        keys.append(cache_key.custom_hook())
+        monkeypatch.setenv("ASTITCH_CHECK", "1")
         keys.append(cache_key.custom_hook())
     assert len(set(keys)) == len(keys)
     with astitch.disabled():
