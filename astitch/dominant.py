@@ -73,7 +73,7 @@ def _is_reduce_result(graph: Graph, name: str) -> bool:
 
 
 def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
-    """Some reader repeats the value along a new dimension (a reshape in between changes nothing)."""
+    """Does some reader repeat the value along a new dimension? (A reshape in between changes nothing.)"""
     stack = [name]
     while stack:
         current = stack.pop()
@@ -104,7 +104,7 @@ def _local_ops_above(
 
 
 def _number(numbers: dict[tuple[int, str, int], int], at: int, reader: str, operand: int) -> int:
-    """Of the index at which a reader reads an operand when it is itself evaluated at index `at`."""
+    """A number for the index at which a reader, evaluated at index `at`, reads an operand."""
     return numbers.setdefault((at, reader, operand), len(numbers))
 
 

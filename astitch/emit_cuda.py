@@ -152,7 +152,8 @@ class _Printer:
             yield f"const int first = blockIdx.x - {section.offset} + ({later});"
 
     def place(self, threads: int, stride: int) -> str:
-        """Where a thread stands among `threads`, a power of two, that are `stride` apart: of an unsigned number."""
+        """The place of a thread among `threads`, a power of two, that are `stride` apart; computed on an unsigned
+        number."""
         if threads == 1:
             return "0"
         major = stride * threads == self.kernel.block

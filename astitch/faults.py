@@ -100,7 +100,7 @@ class FaultLog:
 
     @property
     def found(self) -> tuple[Fault, ...]:
-        """In the order in which they happened."""
+        """The faults so far, the earliest first."""
         return tuple(self._found)
 
     def attempt(

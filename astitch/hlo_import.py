@@ -556,7 +556,8 @@ class _Reader:
         return _results_of(node, type_)
 
     def _expect_operands(self, instruction: Any, operands: Sequence[str], count: int) -> None:
-        """Of an op that is read before check_node counts its operands."""
+        """Raises MalformedHlo unless there are `count` operands; for ops that are read before check_node counts
+        them."""
         if len(operands) != count:
             raise MalformedHlo(
                 f"{self.where}, field operand_ids: {decode(instruction.opcode)} has "

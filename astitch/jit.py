@@ -318,7 +318,7 @@ class JitFunction:
         return self
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method of a class."""
+        """Binds the function to an instance, as methods are bound."""
         return self if instance is None else types.MethodType(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla | LoweredByXla:

@@ -65,7 +65,7 @@ class RegionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """For whom a graph is compiled, and who is told on the way.
+    """For whom a graph is compiled, and what is called between the passes.
 
     region: set for Launcher.REGION.  simplified: the graph comes out of the middle of XLA's compilation.
     loops: plans the loops that can be one kernel; None: there are none.
@@ -333,7 +333,7 @@ def _check(product: Any) -> Any:
 
 
 def _tell(name: str, product: Any, job: Job) -> None:
-    """Has work begun that would else wait until the program is made."""
+    """Begins work that would else wait until the program is made."""
     if name in job.target.after:
         job.faults.attempt(
             lambda: job.target.after[name](product),

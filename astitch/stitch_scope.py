@@ -8,8 +8,7 @@ An op that only reads what is in memory anyway moves to the stage of its first r
 load.  Between the two steps here, recompute.py gives stages ops of their own for what is cheaper to compute twice than
 to keep.  What is behind a barrier has no earlier stage than all that the barrier waits for; within a stage there are no
 barriers.  A kernel ends at once for all its results.  So that no collective waits for more than it reads, stages are
-cut
-further: the ops of one are awaited by the same collectives.
+cut further: the ops of one are awaited by the same collectives.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class _Blockers:
 
 
 class _Awaited:
-    """By which collectives ops are awaited."""
+    """Finds which collectives wait for an op."""
 
     def __init__(self, graph: Graph) -> None:
         self.collectives = [node.name for node in graph if communicates(node)]

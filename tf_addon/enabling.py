@@ -60,7 +60,7 @@ class Takeover:
 
     @property
     def wishes(self) -> Wishes:
-        """Those of the block that was begun last, of those that have not ended."""
+        """The wishes of the block that began last among those that have not ended."""
         return self._layers[-1].wishes
 
     def install(self) -> Shim:
@@ -82,7 +82,7 @@ class Takeover:
         self.change(lambda _: wishes)
 
     def change(self, update: Callable[[Wishes], Wishes]) -> None:
-        """As set, with what becomes of each block's own wishes: those of one block must not outlast it in another."""
+        """Changes wishes as set does, each block's own: the wishes of one block must not outlast it in another."""
         thread = threading.get_ident()
         with self._lock:
             own = [i for i, layer in enumerate(self._layers) if layer.thread == thread]
@@ -135,7 +135,7 @@ class Takeover:
 
 
 def forget_kernels() -> None:
-    """Has TensorFlow make the kernels of functions anew, those that ran before the shim came among them."""
+    """Makes TensorFlow create the kernels of functions anew, also of those that ran before the shim came."""
     from tensorflow.python.eager import context
 
     context.context().clear_kernel_cache()

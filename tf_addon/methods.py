@@ -22,7 +22,7 @@ class Method:
         raise NotImplementedError
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method of a class."""
+        """Binds the function to an instance, as methods are bound."""
         if instance is None:
             return self
         with self._binding:

@@ -512,7 +512,7 @@ class PythonTier(Method):
         return Trained(traced.structured_outputs, count, ours, theirs, inputs, connected, floats)
 
     def _name_part(self, part: str) -> str:
-        """As TensorFlow names the parts of a function; see report.title_of."""
+        """The name that TensorFlow gives a part of a function; see report.title_of."""
         if part == "backward":
             return f"__inference___backward_{self._title}_0_0"
         return f"__{part}_{self._title}_0"
@@ -544,7 +544,7 @@ def _find_source(graph: Any, tensor: Any) -> Source:
 
 
 def _can_be_derived(source: Source, specs: Sequence[Any]) -> bool:
-    """Has it a gradient?"""
+    """Has the source a gradient?"""
     match source:
         case Argument(place):
             return _is_trained(specs[place].dtype)

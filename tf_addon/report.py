@@ -36,7 +36,7 @@ class Compiled:
 
     @property
     def compilation(self) -> Compilation:
-        """All that the compiler knows; a kept program is compiled again for it."""
+        """The Compilation of a program; a kept program is compiled again for it."""
         return self.compile()
 
 

@@ -205,7 +205,7 @@ class Shim:
         self._library.astitch_tf_install(ctypes.byref(self._callbacks))
 
     def set(self, settings: Settings) -> None:
-        """From the next call on."""
+        """Hands the settings to the shim; they hold from the next call on."""
         self._library.astitch_tf_set(ctypes.byref(settings))
 
     def set_host(self, launch: int) -> None:
@@ -221,7 +221,7 @@ class Shim:
         return int(self._library.astitch_tf_add_program(ctypes.byref(row)))
 
     def set_product(self, program: int, step: int, row: ProductRow) -> None:
-        """From now on the shim launches a step of Python's itself, on the row's stream."""
+        """Have the shim launch a step of Python's itself from now on, on the row's stream."""
         self._library.astitch_tf_set_product(_i64(program), _i32(step), ctypes.byref(row))
 
     def count_products(self) -> int:

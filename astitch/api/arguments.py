@@ -21,7 +21,7 @@ class Statics:
     names: frozenset[str]
 
     def mark(self, count: int) -> list[bool]:
-        """Of so many positional arguments, which are meant."""
+        """For each of `count` positional arguments, whether it is one of these."""
         positions = {n + count if n < 0 else n for n in self.numbers}
         return [i in positions for i in range(count)]
 
@@ -45,7 +45,8 @@ def find_statics(
     numbers: int | Sequence[int] | None,
     names: str | Iterable[str] | None,
 ) -> Statics:
-    """As jax.jit: where only one of the two is given, the other follows from the function's signature."""
+    """The static arguments, by number and by name.  If only one of the two is given, the other follows from the
+    signature, as in jax.jit."""
     given = _list_numbers(numbers)
     named = {names} if isinstance(names, str) else set(names or ())
     try:

@@ -222,7 +222,8 @@ def _hook() -> Callback:
 
 @functools.cache
 def _register() -> str:
-    """Has XLA call us, once in a process, when a program is compiled.  Why it cannot; nothing: the empty string."""
+    """Makes XLA call us when a program is compiled, once in a process.  Returns why it cannot; the empty string: it
+    can."""
     from jax.extend import xla
 
     try:

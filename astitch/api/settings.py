@@ -68,7 +68,8 @@ def switches() -> tuple[object, ...]:
 
 
 def read_settings(marks: Iterable[str]) -> Settings:
-    """Those of the marked functions in one module together: what one of them asks for.  marks: their values."""
+    """The settings of a module with marked functions: it gets what one of them asks for. marks: the values of the
+    marks."""
     found = list(marks)
     tune = True if any(" tune=True" in mark for mark in found) else None
     # A program around a strict function may hold what only XLA computes.

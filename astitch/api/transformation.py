@@ -204,7 +204,7 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
 
 
 def _count_kernels(module: bytes | None) -> int:
-    """Of what another process made."""
+    """How many kernels a module has that another process made; None: 0."""
     return 0 if module is None else count_kernels(read_module(module))
 
 

@@ -161,7 +161,7 @@ def _blend(times: Sequence[float], order: float) -> float:
 
 
 def miss_share(footprint_bytes: float, l2_bytes: int) -> float:
-    """Of data that is read again after `footprint_bytes` of other data: the share that the L2 lost meanwhile."""
+    """The share of data that the L2 lost when it is read again after `footprint_bytes` of other data."""
     return min(max((footprint_bytes / l2_bytes - KEPT_BY_L2) / (1 - KEPT_BY_L2), 0.0), 1.0)
 
 

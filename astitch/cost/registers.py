@@ -19,7 +19,7 @@ class Registers:
         self.turn = 0
 
     def hold(self, name: str, words: float, *, always: bool) -> None:
-        """From now on, until its last use or always."""
+        """Registers hold `words` from now on: until the last use of `name`, or always."""
         self.words[name] = words
         self.born[name] = self.turn
         if always:

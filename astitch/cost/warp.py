@@ -15,7 +15,7 @@ from astitch.kernel import kernel_ir as k
 
 @functools.lru_cache(maxsize=256)
 def _list_threads(count: int, cols: int, rows: int) -> Mapping[str, np.ndarray]:
-    """By the names of their coordinates, where the first `count` threads of a block stand."""
+    """The coordinates of the first `count` threads of a block, by name."""
     thread = np.arange(count)
     places = {
         "thread": thread,

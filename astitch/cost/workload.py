@@ -161,7 +161,7 @@ class Frame:
     in_lanes: bool = False
 
     def scaled(self, threads: float, warps: float) -> Frame:
-        """Behind a condition: loads of one turn of a loop do not run ahead of the next turn's condition."""
+        """The frame behind a condition: loads of a turn do not start before the condition of the turn is known."""
         return replace(
             self,
             trips=self.trips * warps,

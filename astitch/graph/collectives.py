@@ -199,7 +199,7 @@ def find_scattered(graph: Graph) -> dict[str, str]:
 
 
 def _list_passed(graph: Graph, name: str, source: str) -> list[str]:
-    """From a value back to the collective that it comes from, which is not listed."""
+    """The values from `name` back to the collective `source` that it comes from, without `source`."""
     passed: list[str] = []
     while name != source:
         passed.append(name)

@@ -137,22 +137,22 @@ class _Call:
 
     @property
     def reversed(self) -> set[bool]:
-        """Of the window's dimensions that have a direction."""
+        """Which directions the window's dimensions of more than one element have."""
         return {w.reversed for w in self.attrs.window if w.size > 1}
 
     def image_axes(self) -> list[_Axes]:
-        """Of the left operand: batch, feature, spatial."""
+        """The axes of the left operand: batch, feature, spatial."""
         a = self.attrs
         return _axes(self.lhs, (a.input_batch, a.input_feature, *a.input_spatial))
 
     def kernel_axes(self) -> list[_Axes]:
-        """Of the right operand: output feature, input feature, spatial."""
+        """The axes of the right operand: output feature, input feature, spatial."""
         a = self.attrs
         order = (a.kernel_output_feature, a.kernel_input_feature, *a.kernel_spatial)
         return _axes(self.rhs, order)
 
     def output_axes(self) -> list[_Axes]:
-        """Of the result: batch, feature, spatial."""
+        """The axes of the result: batch, feature, spatial."""
         a = self.attrs
         return _axes(self.result, (a.output_batch, a.output_feature, *a.output_spatial))
 
@@ -295,7 +295,7 @@ _Axes = list[tuple[int, int]]
 
 
 def _axes(type_: ArrayType, order: Sequence[int]) -> list[_Axes]:
-    """Of a row-major array, each dimension in this order."""
+    """The extent and stride of each dimension of a row-major array, in this order."""
     shape = type_.shape
     return [[(shape[d], math.prod(shape[d + 1 :]))] for d in order]
 

@@ -61,7 +61,7 @@ def philox4x32(
 
 
 def choose_threefry_axis(shape: tuple[int, ...]) -> int:
-    """Of a result of 32-bit elements, the dimension along which the words of a block lie beside each other."""
+    """The dimension along which the words of a block lie beside each other, in a result of 32-bit elements."""
     even = [d for d, extent in enumerate(shape) if extent % 2 == 0]
     return even[0] if even else shape.index(max(shape))
 

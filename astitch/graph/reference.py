@@ -309,7 +309,7 @@ def _pad_for_window(x: Array, value: Array, window: Sequence[WindowDimension]) -
 
 
 def _reduce_window(node: Node, operands: Arrays) -> Arrays:
-    """From the initial value through the window in row-major order; padding does not count.
+    """Combines the initial value with the window's elements in row-major order; padding does not count.
 
     (StableHLO leaves open how often the initial value does: XLA takes it once.)  A single combiner
     accumulates in the wide type and rounds once.

@@ -52,7 +52,7 @@ DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
 
 
 class Origin(enum.Enum):
-    """Who wrote a module."""
+    """Who wrote a module: anyone, this process, or XLA's compiler."""
 
     ANYONE = enum.auto()
     PROCESS = enum.auto()  # JAX, TensorFlow or hlo/export.py in this process

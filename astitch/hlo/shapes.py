@@ -42,7 +42,7 @@ def leaf_types(type_: TypeTree) -> list[ArrayType]:
 
 
 def result_type(type_: TypeTree) -> Type:
-    """Of a node: its tuples, however deep, are one."""
+    """The type of a node; nested tuples are flattened into one."""
     leaves = leaf_types(type_)
     return leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
 

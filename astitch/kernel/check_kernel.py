@@ -290,7 +290,8 @@ class KernelCheck:
         return {name: len(levels) for name, levels in self.write_levels.items()}
 
     def forget_stores_since(self, stored: Mapping[str, int]) -> None:
-        """Of arrays that were stored before: the other case of a choice, or other steps of a nest, stores them too."""
+        """Forget stores of arrays that were stored before: the other case of a choice, or other steps of a nest, store
+        them too."""
         for name, levels in self.write_levels.items():
             if stored.get(name):
                 del levels[stored[name] :]

@@ -112,7 +112,7 @@ _LANE = Symbol(LANE.name, ACCESS_BYTES)
 
 
 def render_integer(value: int) -> str:
-    """As an int, or as a long long, of which hlo_math.cuh knows the type; C++ would take long for it."""
+    """The text of an int, or of a long long beyond 32 bits: hlo_math.cuh knows that type, and C++ would choose long."""
     return str(value) if -(2**31) < value < 2**31 else f"{value}LL"
 
 

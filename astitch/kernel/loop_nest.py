@@ -81,7 +81,7 @@ class LoopNest:
         return max((p.phase for p in self.places), default=0) + 1
 
     def for_another_task(self) -> LoopNest:
-        """To express positions of a task that is not the current one: nothing is known yet at any depth."""
+        """An empty nest for positions of a task that is not the current one: nothing is known yet at any depth."""
         return LoopNest(self.declarations, self.loop)
 
     # -- statements and caches ---------------------------------------------------------------------------------

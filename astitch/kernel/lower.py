@@ -100,7 +100,7 @@ def lower(
 
 
 def _place_loops(arrangement: Arrangement, grid: int) -> list[int]:
-    """By loop, the block that has its first task: loops of a level lie side by side."""
+    """For each loop, the block that has its first task: loops of a level lie side by side."""
     offsets: list[int] = []
     level, offset = 0, 0
     for loop in arrangement.loops:

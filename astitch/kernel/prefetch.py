@@ -309,7 +309,7 @@ class Prefetch:
         return before, start, target
 
     def fetch_for_later(self) -> None:
-        """In the nest of the first phase, behind its own loads: those of later phases."""
+        """Emits the loads of later phases into the nest of the first phase, behind its own loads."""
         nest = self.nest
         for found in self.on_chip.prefetched.values():
             if found.buffer is Buffer.FIRST_PHASE:

@@ -110,8 +110,8 @@ class Fetch(Statement):
 
 @dataclass(frozen=True, slots=True)
 class CopyWait(Statement):
-    """Until all asynchronous copies of this thread have come but those of the last `pending` Prefetches; None: those
-    that no Prefetch holds too."""
+    """Wait for all asynchronous copies of this thread but those of the last `pending` Prefetches.  None: wait also for
+    those that no Prefetch holds."""
 
     pending: int | None
 

@@ -34,7 +34,7 @@ class Results:
         self.graph, self.mapping = nest.graph, nest.mapping
 
     def complete(self, place: Placement) -> list[k.Statement]:
-        """After the nest and the exchange between threads: the init value, then memory."""
+        """The statements behind the nest and the exchange between threads: add the init value, then store."""
         m, nest = self.mapping, self.nest
         if place.reduction_scope is ReductionScope.TILE:
             return self.store_partials(place, number_partial(m, place))

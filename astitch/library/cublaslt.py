@@ -154,7 +154,8 @@ class Bindings:
 
     @functools.cached_property
     def matmul_address(self) -> int:
-        """Of the cublasLtMatmul that nvmath-python calls; 0 where its table of functions, an internal one, lacks it."""
+        """The address of the cublasLtMatmul that nvmath-python calls; 0 where its internal table of functions lacks
+        it."""
         try:
             internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
             return int(internal._inspect_function_pointer("__cublasLtMatmul"))

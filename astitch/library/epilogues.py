@@ -204,7 +204,7 @@ class _Reader:
         return (users[0], others[0]) if len(others) == 1 else None
 
     def find_users(self, value: str) -> list[str]:
-        """Who reads a value, through reshapes."""
+        """The readers of a value, through reshapes."""
         users = []
         for user in self.graph.users[value]:
             users += self.find_users(user) if OPS[self.graph[user].op].is_view else [user]

@@ -177,7 +177,8 @@ def choose_options(device: int, settings: CompilerOptions, tilings: int | None =
 
 
 def _choose_tilings(count: int) -> bytes:
-    """As a CompileOptionsProto with nothing else in it; its keys are cost_model_config_optimization.cc's."""
+    """A serialized CompileOptionsProto with this choice alone.  Its keys are those of
+    cost_model_config_optimization.cc."""
     options = CompileOptionsProto()
     debug = options.executable_build_options.debug_options
     for key, value in (("top", count), ("top_from_default", 1)):

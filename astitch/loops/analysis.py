@@ -95,7 +95,7 @@ class Loop:
 
     @property
     def types(self) -> tuple[ArrayType, ...]:
-        """Of the state."""
+        """The types of the state."""
         return array_types(self.node)
 
 

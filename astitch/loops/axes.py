@@ -237,7 +237,7 @@ class _Classes:
         return Axes(rows, max(units, 1), small, of, self.products, self.live)
 
     def spread_marks(self) -> None:
-        """Beside rows there are columns, beside columns rows: so unmarked dimensions get their mark."""
+        """Marks the unmarked dimensions: beside rows there are columns, beside columns rows."""
         changed = True
         while changed:
             changed = False

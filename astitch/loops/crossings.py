@@ -101,7 +101,8 @@ class Crossings:
                 self.collect(number, multiply)
 
     def spread(self, number: int, multiply: Multiply) -> None:
-        """From small columns, which every block has, to units: the copies of a pair share them, and add up."""
+        """Emits a product from small columns, which every block has, to units.  The copies of a pair share the columns,
+        and add up."""
         cut, parts = self.cut, multiply.results
         turns, width = -(-cut.small // cut.copies), cut.small_width
         size = crossing_floats(multiply, cut)[0]
@@ -123,8 +124,8 @@ class Crossings:
         self.text.pairs(2, False, lines)
 
     def collect(self, number: int, multiply: Multiply) -> None:
-        """From units to small columns.  Each block adds up what its units give, then its share of all pairs over the
-        blocks of the group; everyone gets the sums."""
+        """Emits a product from units to small columns.  Each block adds up what its units give, then its share of all
+        pairs over the blocks of the group; everyone gets the sums."""
         cut, (part,) = self.cut, multiply.results
         own, k, name = cut.own_units, len(multiply.own), multiply.product.name
         left, parts, sums = crossing_floats(multiply, cut)

@@ -44,7 +44,7 @@ class Layout:
     # ---- rows in shared memory -------------------------------------------------------------------------------------
 
     def slot_elements(self, moved: Moved) -> int:
-        """Of one turn."""
+        """Elements of a slot for one turn."""
         return len(moved.parts) * self.cut.rows * self.cut.stride
 
     def slot_start(self, number: int) -> str:
@@ -55,7 +55,7 @@ class Layout:
     # ---- tagged words ----------------------------------------------------------------------------------------------
 
     def word_offset(self, number: int) -> int:
-        """Of the first word of a Moved in its group's."""
+        """The number of a Moved's first word among the words of its group."""
         before = self.steps.moved[:number]
         return sum(2 * len(m.parts) for m in before) * self.cut.rows * self.cut.units
 

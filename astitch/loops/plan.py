@@ -118,7 +118,7 @@ class LoopPlanner:
         return isinstance(self.plan(graph, node), LoopPlan)
 
     def find_plans(self, graph: Graph) -> list[LoopPlan]:
-        """Of the whiles that are one kernel each."""
+        """The plans of the whiles that are one kernel each."""
         plans = [self.plan(graph, node) for node in graph if OPS[node.op].is_loop]
         return [plan for plan in plans if isinstance(plan, LoopPlan)]
 

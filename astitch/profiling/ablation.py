@@ -45,7 +45,7 @@ class Variant:
 
 
 def plan_variants(compilation: Compilation) -> Iterator[Variant]:
-    """From the least to all of it."""
+    """The variants of a plan, from the least of stitching to all of it."""
     graph, gpu = compilation.scopes.graph, compilation.gpu
     scopes = [plan.scope for plan in compilation.plans]
     parts = [part for scope in scopes for part in cut_like_xla(graph, scope)]

@@ -217,7 +217,7 @@ def write_outputs(options: argparse.Namespace, report: Report) -> Path | None:
 
 
 def open_page(page: Path | None) -> None:
-    """In a browser.  Raises AstitchError where none could be started."""
+    """Shows a page in a browser.  Raises AstitchError where none could be started."""
     import webbrowser
 
     if page is not None and not webbrowser.open(page.resolve().as_uri()):

@@ -409,7 +409,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def panel_id(name: str) -> str:
-    """Of the part of the page that tells of a kernel."""
+    """The HTML id of the part of the page that shows a kernel."""
     return "kernel-" + "".join(c if c.isalnum() else "-" for c in name)
 
 

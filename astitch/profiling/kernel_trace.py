@@ -43,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Of one call.  us, count: by class.  slowest: the names with the most time, and that time in us."""
+    """The kernels of one call. us, count: by class.  slowest: the names with the most time, and that time in us."""
 
     us: Mapping[str, float]
     count: Mapping[str, float]
@@ -79,7 +79,8 @@ def sum_launches(launches: Iterable[Launch], calls: int, most: int = 8) -> Kerne
 
 
 def read_launches(profile: Any) -> Iterator[Launch]:
-    """Of a jax.profiler.ProfileData.  Other lines of a GPU's plane repeat the streams' work by op and module."""
+    """The launches in a jax.profiler.ProfileData.  Other lines of a GPU's plane repeat the streams' work by op and
+    module."""
     for plane in profile.planes:
         if plane.name.startswith("/device:GPU"):
             for line in plane.lines:

@@ -176,7 +176,7 @@ def prepare(target: Target, side: str, gpu: Gpu, engine: str | None, *, strict: 
 
 
 def place(argument: Any) -> Any:
-    """On the device, each leaf new; values are made up for shapes."""
+    """The arguments on the device, each leaf a new array; values are made up for shapes."""
     import jax
 
     def fill(seed_and_leaf: tuple[int, Any]) -> Any:
@@ -194,7 +194,7 @@ def place(argument: Any) -> Any:
 
 
 def wait_for_jax(results: Any) -> None:
-    """Until JAX's arrays are there."""
+    """Waits until JAX's arrays are there."""
     import jax
 
     jax.block_until_ready(results)  # type: ignore[no-untyped-call]
@@ -247,7 +247,7 @@ def make_flush() -> Callable[[], Any]:
 
 
 def trace_calls(runner: Runner, us: float, flush: Callable[[], Any] | None) -> Traced:
-    """Some calls under the profiler.  us: of one, roughly.  Raises AstitchError where nothing was recorded."""
+    """Runs some calls under the profiler. us: of one, roughly.  Raises AstitchError where nothing was recorded."""
     calls = choose_calls(us, TRACE_US, MOST_TRACED)
 
     def issue() -> None:
@@ -326,9 +326,8 @@ def join_traced(traced: Traced, known: Launches, gpu: Gpu) -> tuple[Kernel, ...]
 
 
 def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel]:
-    """By the name of a library's kernel, the work of XLA's instructions that called it.
-
-    known: by the instruction's name as XLA spells it.  Of several kernels of one instruction the longest does its work.
+    """The work of XLA's instructions that called a library, by the name of its kernel. known: work by XLA's name of the
+    instruction.  Of several kernels of one instruction the longest does its work.
     """
     parts: dict[str, list[Kernel]] = {}
     for op, names in traced.ops.items():
@@ -340,7 +339,7 @@ def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel
 
 
 def find_in_order(traced: Traced, known: Launches) -> dict[str, Kernel]:
-    """By the name of a library's kernel, the work of XLA's instructions that called it.  Where the profiler names none,
+    """The work of XLA's instructions that called a library, by the name of its kernel.  Where the profiler names none,
     as in a CUDA graph, the same place in the schedule decides.
 
     A landmark is a kernel with a name of XLA's or ours that a call launches once, and whose instruction runs once.  So
@@ -404,7 +403,7 @@ def cut_at(
 
 
 def list_launches(stitched: DescribedProgram) -> Launches:
-    """Of the program's own steps, each of which runs once."""
+    """The launches of the program's own steps, each of which runs once."""
     named = Counter(kernel.name for kernel in stitched.kernels)
     return Launches(
         stitched.kernels,

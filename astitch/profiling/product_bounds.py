@@ -26,7 +26,8 @@ PEAK_TFLOPS: dict[str, dict[str, float]] = {
 
 
 def peak_gflops(gpu: Gpu, dtype: str) -> float:
-    """Of products of a type, 1e9 operations a second; multiply-adds of f32 for what no data sheet was read for."""
+    """The peak rate of products of a type, in 1e9 operations a second; multiply-adds of f32 for what no data sheet was
+    read for."""
     row = PEAK_TFLOPS.get(gpu.name, {})
     known = row.get("f8" if dtype.startswith("f8") else dtype)
     return known * 1e3 if known else gpu.fp32_gflops

@@ -298,7 +298,7 @@ def describe_preset(gpu: Gpu) -> Machine:
 
 
 def list_versions() -> dict[str, str]:
-    """Of what took part."""
+    """The versions of everything that took part."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -137,7 +137,7 @@ class Kernel:
 
     @property
     def light_share(self) -> float | None:
-        """Of the speed of light, what it reaches; None where nothing but that is known."""
+        """The share of the speed of light that it reaches; None where its time is not known."""
         us = self.us if self.us is not None else self.projected_us
         return self.bound_us / us if us and self.bound_us is not None else None
 
@@ -203,13 +203,13 @@ class Side:
 
     @property
     def stitched_us(self) -> float | None:
-        """Of the stitched kernels, measured; None where none was."""
+        """Measured microseconds of the stitched kernels; None where none was measured."""
         found = [k.us for k in self.stitched if k.us is not None]
         return sum(found) if found else None
 
     @property
     def projected_us(self) -> float | None:
-        """Of the stitched kernels, by the latency model; None where there are none."""
+        """Microseconds of the stitched kernels by the latency model; None where there are none."""
         found = [k.projected_us for k in self.stitched if k.projected_us is not None]
         return sum(found) if found else None
 
@@ -232,7 +232,7 @@ class Side:
 
     @property
     def busy_us(self) -> float | None:
-        """Of all kernels in one call."""
+        """Microseconds of all kernels in one call; None where one is unknown."""
         parts = [self.kernel_us(kind) for kind in KINDS]
         return None if None in parts else sum(us for us in parts if us is not None)
 
@@ -244,7 +244,7 @@ class Side:
 
     @property
     def barriers(self) -> float:
-        """Of the grid, in one call."""
+        """Global barriers in one call."""
         found = (k.stitch.global_barriers * k.launches for k in self.kernels if k.stitch)
         return round(sum(found), 2)
 
@@ -333,7 +333,7 @@ class Report:
 
     @property
     def light_share(self) -> float | None:
-        """Of the speed of light, what the stitched kernels reach together."""
+        """The share of the speed of light that the stitched kernels reach together."""
         stitched = self.astitch.stitched
         shares = [(k.bound_us, k.us if self.measured else k.projected_us) for k in stitched]
         known = [(bound, us) for bound, us in shares if bound is not None and us]

@@ -88,7 +88,7 @@ def describe_program(
 
 
 def find_loop_steps(compilation: Compilation) -> dict[int, tuple[LoopKernel, ...]]:
-    """By the number of a step that was left to XLA, the loops in it that are one kernel each."""
+    """The loops that are one kernel each, by the number of the step in which XLA would run them."""
     taken: dict[int, list[LoopKernel]] = {}
     known: dict[Any, LoopKernel] | None = None
     for number, step in enumerate(compilation.program.steps):

@@ -227,7 +227,7 @@ def unwrap(function: Any) -> Any:
 
 
 def trace_function(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Target:
-    """As JAX lowers it for a GPU.  Raises AstitchError with JAX's own first line."""
+    """The function as JAX lowers it for a GPU.  Raises AstitchError with the first line of JAX's error."""
     try:
         import jax
     except ImportError:

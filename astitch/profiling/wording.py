@@ -126,12 +126,12 @@ def describe_split(side: Side) -> str:
 
 
 def rank_kernels(side: Side, most: int) -> list[Kernel]:
-    """Those that take longest."""
+    """The `most` kernels that take longest."""
     return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
 
 
 def label_kernels(kernels: Iterable[Kernel], most: int) -> dict[str, str]:
-    """By name, what to call each kernel where there is room for `most` characters: no two alike."""
+    """A label of at most `most` characters for each kernel, by its name; no two are alike."""
     told = {kernel.name: describe_name(kernel) for kernel in kernels}
     short = shorten_names(list(told.values()), most)
     return {name: short[text] for name, text in told.items()}
@@ -170,8 +170,8 @@ def shorten_names(names: Sequence[str], most: int) -> dict[str, str]:
 
 
 def _find_differences(names: Sequence[str]) -> list[str]:
-    """Of each name as many of the words that not all have as tell it apart, less what all of these begin with; of one
-    name alone the number at its end."""
+    """For each name the words that tell it apart, without the beginning that these words have in common.  A single name
+    gives the number at its end."""
     if len(names) == 1:
         found = re.search(r"[._]?\d+$", names[0])
         return [found[0] if found else ""]

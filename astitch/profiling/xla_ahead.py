@@ -142,7 +142,7 @@ class AheadOfTime:
 
 
 def compile_here(hlo: bytes, config: str, overrides: Mapping[str, bool | int]) -> Compiled:
-    """In this process, which must have been started with JAX_PLATFORMS=cpu."""
+    """Compiles a module in this process, which must have been started with JAX_PLATFORMS=cpu."""
     import numpy as np
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def compile_here(hlo: bytes, config: str, overrides: Mapping[str, bool | int]) -
 
 
 def main(arguments: Sequence[str]) -> int:
-    """In the process of its own.  arguments: files of the module, the device and what to write; options as JSON."""
+    """The compiling process. arguments: files of the module, the device and what to write; options as JSON."""
     hlo, config, out = map(Path, arguments[:3])
     try:
         overrides = json.loads(arguments[3])

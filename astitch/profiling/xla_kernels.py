@@ -218,7 +218,7 @@ def name_limit(work: Work, gpu: Gpu) -> str:
 
 
 def _name_of_ours(instruction: Any) -> str | None:
-    """Of the kernel that a custom call of astitch's brings along."""
+    """The name of the kernel in a custom call of astitch's; None for other instructions."""
     if not instruction.custom_call_target.endswith(b".ptx"):
         return None
     brought = re.search(rb'[{ ]name = "([^"]+)"', instruction.backend_config)

@@ -341,7 +341,7 @@ class Folding:
         return Graph(f"{region.name}.{self.dtype.value}", nodes, region.parameters, region.outputs)
 
     def pad(self, x: str, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> str:
-        """With values that change nothing."""
+        """x padded with values that change nothing."""
         edges = zip(self.draft[x].shape, low, high, interior, strict=True)
         shape = tuple(n + a + b + max(n - 1, 0) * i for n, a, b, i in edges)
         attrs = PadAttrs(tuple(low), tuple(high), tuple(interior))

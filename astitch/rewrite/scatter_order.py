@@ -145,7 +145,7 @@ def _is_taken(graph: Graph, node: Node) -> bool:
 
 
 class _Scatter(DraftOps):
-    """Some of them, one into the other.  The leading dimensions that are indexed or batches count as one: rows, of
+    """Some scatters, one into the other.  The leading dimensions that are indexed or batches count as one: rows, of
     `count` updates of `row` elements each.  parts: the one that adds first comes first."""
 
     def __init__(self, parts: Sequence[Node], draft: Draft) -> None:

@@ -89,7 +89,8 @@ class DeviceMemory:
 
     @contextmanager
     def working_in_rooms(self, outside: Any) -> Iterator[None]:
-        """While one launch is captured: it allocates where all of them do.  outside: a stream that is not capturing."""
+        """While one launch is captured, it allocates where all captured launches do. outside: a stream that is not
+        capturing."""
         self._rooms, self._outside = self._work_rooms, outside
         self._work_rooms.begin_launch()
         try:
@@ -98,7 +99,7 @@ class DeviceMemory:
             self._rooms = self._outside = None
 
     def leave_rooms(self) -> None:
-        """After a capture that was broken off."""
+        """Stop allocating in rooms after a capture that was broken off."""
         self._rooms = self._outside = None
 
     # -- copies --

@@ -88,7 +88,7 @@ KERNEL = re.compile(
 
 
 class Order(enum.Enum):
-    """In which order ready threads run.  A correct kernel gives the same bits in each."""
+    """The order in which ready threads run.  A correct kernel gives the same bits in each."""
 
     FORWARD = 0
     REVERSE = 1

@@ -124,7 +124,7 @@ class ProductSteps:
         return PreparedStep(multiply, can_capture=True, product=direct)
 
     def join_epilogues(self, program: Program, prepared: Sequence[PreparedStep]) -> JoinedSteps:
-        """Has products that cuBLASLt can finish launched in place of the kernels behind them."""
+        """Launches products that cuBLASLt can finish in place of the kernels behind them."""
         places = {name_step(step): number for number, step in enumerate(program.steps)}
         joined = list(prepared)
         read: dict[str, list[str]] = {}

@@ -60,7 +60,7 @@ def make_runs(
 
 
 def _no_addresses(_: Mapping[str, int]) -> Key:
-    """Of a run that works on nothing that calls change."""
+    """The key of a run that works on nothing that calls change."""
     return ()
 
 

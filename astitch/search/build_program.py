@@ -137,7 +137,7 @@ class _ProgramBuilder:
         return View(source, self.stored[source], behind)
 
     def find_barriers(self, readers: Iterable[str]) -> dict[str, str]:
-        """By buffer, the last barrier behind which one of the readers reads it."""
+        """The last barrier behind which one of the readers reads a buffer, by buffer."""
         found: dict[str, str] = {}
         for name in readers:
             for operand in self.graph[name].operands:

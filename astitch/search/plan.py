@@ -121,7 +121,8 @@ class Plan:
 
 
 def _grid(arrangement: Arrangement, schedule: Schedule) -> int:
-    """As many blocks as there are tasks side by side and CUDA takes; with global barriers no more than fit at once."""
+    """The grid: as many blocks as there are tasks side by side and CUDA takes.  With global barriers, no more than fit
+    at once."""
     tasks: dict[int, int] = {}
     for loop in arrangement.loops:
         tasks[loop.level] = tasks.get(loop.level, 0) + loop.mapping.tasks
@@ -284,7 +285,7 @@ def _splits(mappings: Sequence[Mapping], wave: int) -> tuple[int, ...]:
 
 
 def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
-    """Those whose blocks the device can hold, each once."""
+    """The schedules whose blocks the device can hold, each once."""
 
     def fits(schedule: Schedule) -> bool:
         block = schedule.block or SMALL_BLOCK

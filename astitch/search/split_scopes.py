@@ -362,7 +362,7 @@ class _Splitter:
         return found is not None and self.split(plan.scope, found, projection.time_us, rounds, plan)
 
     def begin_to_finalize(self, plan: Plan) -> None:
-        """Has the kernel of a plan compiled meanwhile, once for its structure."""
+        """Begins to compile the kernel of a plan in the background, once for its structure."""
         structure = structure_of(plan.arrangement.graph, plan.scope)
         if self.finalize and structure not in self.finalized:
             self.finalized.add(structure)

@@ -179,7 +179,7 @@ def show_faults(faults: Sequence[Fault]) -> list[str]:
 
 
 def show_strategies(plan: Plan) -> list[str]:
-    """By which strategy each task loop got its threads, and why those before it in the list do not apply."""
+    """The strategy by which each task loop got its threads, and why those before it in the list do not apply."""
     lines = ["  thread mapping:"]
     for loop in plan.arrangement.loops:
         lines.append(f"    loop {loop.number}: {loop.mapping.strategy}")

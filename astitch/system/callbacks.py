@@ -149,7 +149,7 @@ def pass_interrupt(error: Exception) -> None:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Of a function, a method, a partial function or an object that can be called."""
+    """The code of a function, a method, a partial function or a callable object; None for others."""
     if handler is None or isinstance(handler, int | type):  # none of Python's, SIG_DFL, SIG_IGN
         return None
     while isinstance(handler, functools.partial):

@@ -33,7 +33,7 @@ class ForkLock(_thread.RLock):  # type: ignore[misc] # final for typeshed, not f
         _locks.add(self)
 
     def renew(self) -> None:
-        """In the child of a fork."""
+        """Make the lock anew, in the child of a fork."""
         lock: Any = self
         if not lock._is_owned():
             lock._at_fork_reinit()
@@ -71,7 +71,7 @@ class _Gate:
             self._own.append(weakref.ref(lock))
 
     def close(self) -> None:
-        """Before a fork.  Takes all locks that it gets in LONGEST_WAIT_S together."""
+        """Close before a fork.  Takes all locks that it gets in LONGEST_WAIT_S together."""
         until = time.monotonic() + LONGEST_WAIT_S
         held = self._held.setdefault(threading.get_ident(), [])
         for lock in (self._adding, *(known() for known in list(self._own))):
@@ -79,7 +79,7 @@ class _Gate:
                 held.append(lock)
 
     def open(self) -> None:
-        """After a fork, in the parent and in the child."""
+        """Release the locks after a fork, in the parent and in the child."""
         for lock in self._held.pop(threading.get_ident(), ()):
             lock.release()
 
@@ -111,7 +111,7 @@ _in_child: list[Callable[[], None]] = []
 
 
 def do_in_child(work: Callable[[], None]) -> None:
-    """From now on called in every forked child, before it goes on."""
+    """Have `work` called in every forked child, before the child goes on."""
     _in_child.append(work)
 
 

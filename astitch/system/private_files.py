@@ -334,7 +334,7 @@ def _remove_free_lock(folder: int, name: str) -> None:
 
 
 def _drop_locks() -> None:
-    """In a forked child: they are the parent's, and should be free when the parent dies."""
+    """Close the parent's locks in a forked child: they should be free when the parent dies."""
     for file in list(_locks):
         with contextlib.suppress(OSError):
             file.close()

@@ -144,7 +144,7 @@ class _Kept:
 
 
 def _cut_kept(problem: Columns) -> _Kept:
-    """As narrow blocks as run all at once, but no narrower than a sector."""
+    """The tile of the narrowest blocks that run all at once, but no narrower than a sector."""
     space, block = problem.space, problem.block
     widest = min(space.widest(problem.schedule), BLOCK_GROUP_BYTES)
     vector = choose_vector(problem.col, space.element_bytes, widest)

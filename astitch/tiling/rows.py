@@ -200,7 +200,7 @@ def _map_short(problem: Rows) -> Mapping:
 
 
 def _map_within_block(problem: Rows) -> Mapping:
-    """As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can."""
+    """Gives a row as few threads as keep the GPU busy.  So the reduction stays within a warp where it can."""
     vectors, vector, space = problem.vectors, problem.vector, problem.space
     most = min(problem.block, power_of_two_at_least(vectors))
     fewest = power_of_two_at_least(ceil_div(vectors, problem.schedule.max_steps))

@@ -56,7 +56,7 @@ class _Turn:
                 self._taken = False
 
     def open(self) -> None:
-        """From now on nobody waits: the work that is still to end has no block beside it."""
+        """Let nobody wait from now on: the work that is still to end has no block beside it."""
         with self._lock:
             self._open = True
             while self._waiting:

@@ -44,12 +44,10 @@ Assemble = Callable[[Iterable[Unit]], object]
 
 @contextmanager
 def assemble_in_background(device: Any) -> Iterator[Assemble]:
-    """In the block PTX can be given to the driver, for a device of JAX's.
-
-    Of what waits the longest is next; what was given before is not assembled again.  What still waits when the block
-    ends is assembled after it, unless an error ended it.  An error of the driver's is not told: XLA meets it again when
-    it loads the kernel.  Nothing is done without a device, a driver or an interpreter to begin, or where the driver was
-    told to keep nothing.
+    """Lets the block hand PTX to the driver, for a device of JAX's.  The longest text that waits is next; what was
+    given before is not assembled again.  What still waits when the block ends is assembled after it, unless an error
+    ended it.  An error of the driver's is not told: XLA meets it again when it loads the kernel.  Nothing is done
+    without a device, a driver or an interpreter to begin, or where the driver was told to keep nothing.
     """
     keeps = os.environ.get("CUDA_CACHE_DISABLE", "0") != "1"
     if device is None or open_driver() is None or not keeps or not sys.executable:

@@ -141,7 +141,8 @@ class ByteCache:
         return self._files.turn(key, longest_s)
 
     def _keep(self, key: str, data: bytes) -> None:
-        """In memory what the folder refuses: a kernel is looked for when it is observed and again when it is loaded."""
+        """Keeps in memory what the folder refuses: a kernel is looked for when it is observed and again when it is
+        loaded."""
         with self._lock:
             if sum(map(len, self._refused.values())) + len(data) <= MEMORY_BYTES:
                 self._refused[key] = data

@@ -190,7 +190,8 @@ def _fetch(group: Group, key: str, first: _Decision) -> Any:
 
 
 def key_of(handed: Any, gpu: Gpu) -> str:
-    """Where the processes meet: the same for all that are given one module and can run each other's kernels.
+    """The key under which processes agree.  It is the same for all that are given one module and can run each other's
+    kernels.
 
     handed: an HloModuleProto.
     """
@@ -211,7 +212,7 @@ def key_of(handed: Any, gpu: Gpu) -> str:
 
 
 def _digest(data: bytes) -> str:
-    """Of all of a module that decides what it computes.
+    """A hash of all parts of a module that decide what it computes.
 
     The module's number counts what the process has compiled before.  Source files may lie elsewhere on another host.
     A map has no order on the wire.

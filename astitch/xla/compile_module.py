@@ -156,7 +156,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
 
 
 def _find_in_place(job: _Job, compilation: Compilation) -> dict[str, list[InPlace]]:
-    """By kernel, the results that take over an argument's memory."""
+    """The results that take over an argument's memory, by kernel."""
     nothing: dict[str, list[InPlace]] = {}
     return job.faults.attempt(
         lambda: find_in_place(compilation, job.donated),

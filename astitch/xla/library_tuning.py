@@ -230,7 +230,7 @@ def _choose_tilings(calls: Counter[LibraryCall]) -> int:
 
 
 def _wait(job: Future[Any], measured: Path) -> None:
-    """Until a job has written what it measured, or is done."""
+    """Waits until a job has written what it measured, or is done."""
     if job.cancel():
         return
     while not measured.exists():

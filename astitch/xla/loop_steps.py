@@ -177,7 +177,7 @@ class _Cut:
         return needed
 
     def place_values(self, turns: Mapping[str, int], needed: set[str]) -> dict[str, View]:
-        """Where the fallback's parameters, its results and the values lie that one part hands to another."""
+        """The views of the fallback's parameters, of its results, and of the values that one part hands to another."""
         places = dict(zip(self.graph.outputs, self.step.results, strict=True))
         for node in self.graph:
             if isinstance(node.attrs, ParameterAttrs):

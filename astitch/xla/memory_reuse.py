@@ -24,8 +24,8 @@ one leave the compiler less freedom."""
 
 
 def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
-    """By kernel, the results that take over the memory of donated parameters, or of large temporary arrays that nothing
-    else reads.
+    """The results that take over the memory of donated parameters, or of large temporary arrays that nothing else
+    reads; by kernel.
 
     XLA lets a custom call's result share memory only where the call says so; else it copies each result of a donated
     parameter to it afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.

@@ -106,5 +106,5 @@ def cache_at(folder: Path) -> ModuleCache:
 
 
 def open_cache() -> ModuleCache:
-    """Beside the kernels, in a folder of its own."""
+    """The cache of modules: beside the kernels, in a folder of its own."""
     return cache_at(options.cache_dir() / "modules")

@@ -51,7 +51,7 @@ XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
 
 
 class Code(enum.Enum):
-    """As what XLA gets kernels: compiled, or as PTX, which the driver assembles when it loads them."""
+    """The form in which XLA gets kernels: compiled, or as PTX, which the driver assembles when it loads them."""
 
     CUBIN = enum.auto()
     PTX = enum.auto()

@@ -381,7 +381,7 @@ def meaning_of_convert(node: Node, x: Array) -> Array:
 
 
 def meaning_of_bitcast_convert(node: Node, x: Array) -> Array:
-    """To smaller elements: a new last dimension; to larger ones: the last one is consumed."""
+    """The bits of x as another type.  Smaller elements give a new last dimension; larger ones consume the last one."""
     dtype = node.dtype.numpy
     x = np.asarray(x, order="C")
     if dtype.itemsize == x.dtype.itemsize:
@@ -485,7 +485,7 @@ def _bitcast_reads(graph: Graph, node: Node, index: Index) -> tuple[Read, ...]:
 def _share_equal_extents(
     node: Node, source: Shape, target: Shape, number: int
 ) -> list[tuple[int, int]]:
-    """Of a bitcast: the dimensions before the one of parts, which only one of the two may have."""
+    """A bitcast shares the dimensions before the one of parts, which only one of the two shapes may have."""
     return [(d, d) for d in range(min(len(source), len(target))) if source[d] == target[d]]
 
 

@@ -370,7 +370,7 @@ def _share_unreversed(
 def _share_equal_extents(
     node: Node, source: Shape, target: Shape, number: int
 ) -> list[tuple[int, int]]:
-    """Of a window at a start that the run tells: the dimensions that it has whole."""
+    """A window whose start is known at run time shares the dimensions that it covers wholly."""
     if len(source) != len(target):
         return []
     return [(d, d) for d in range(len(source)) if source[d] == target[d]]
@@ -390,7 +390,8 @@ def _need_window(needed: int, sizes: Sequence[int], result: int, number: int) ->
 
 
 def _need_around_update(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
-    """Of the array what the update leaves, of the update what is asked for, and all start indices."""
+    """Needed are the part of the array that the update leaves, as much of the update as of the result, and all start
+    indices."""
     if number == 0:
         return max(needed - sizes[1], 0)
     return needed if number == 1 else sizes[number]

@@ -265,7 +265,8 @@ def meaning_of_triangular_solve(node: Node, a: Array, b: Array) -> Array:
 
 
 def meanings_of_topk(node: Node, x: Array) -> tuple[Array, ...]:
-    """In total order, so that NaN is the largest; of equals the first comes first."""
+    """The largest elements and their indices.  NaN is the largest (total order); the first of equal ones comes
+    first."""
     a = attrs_of(node, TopKAttrs)
     key = total_order_key(x)
     if key.dtype == np.bool_:

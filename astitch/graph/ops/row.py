@@ -81,7 +81,7 @@ def need_one_each(needed: int, sizes: Sequence[int], result: int, number: int) -
 
 
 def need_proportion(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
-    """As large a part of the operand as of the result."""
+    """Needed is as large a part of the operand as of the result."""
     return -(-sizes[number] * needed // result)
 
 
