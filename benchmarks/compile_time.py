@@ -5,8 +5,8 @@ benchmarks/workloads at full size, and synthetic graphs of 1,000, 3,000 and 10,0
 the emitted text; the CUDA compiler is not asked unless `--observe` says so.  `--cold`: all that the engine xla does
 until XLA gets the kernels, with an empty cache and every parameter donated.
 
-`--first-calls [NAME ...]`, which needs a GPU: where the first call of an entry spends its seconds, XLA and astitch each
-in a process of its own with empty caches, JAX's as it is by default: none.
+`--first-calls [NAME ...]` needs a GPU.  It shows where the first call of an entry spends its seconds.  XLA and astitch
+each have a process of their own with empty caches; JAX's is as by default: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The corpus on one GPU, beside XLA: `python -m benchmarks.corpus_gpu [NAME ...]`.
 
-Prints one line a program: kernels, other steps, the largest error against XLA relative to the largest
-element, microseconds of a call by astitch and by XLA (both with arguments on the device, launches included).
+Prints one line a program: kernels, other steps, the largest error against XLA relative to the largest element.  Then
+microseconds of a call by astitch and by XLA, both with arguments on the device, launches included.
 """
 
 from __future__ import annotations

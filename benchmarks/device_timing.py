@@ -43,9 +43,9 @@ MOST_TRIES = 4
 class GpuTime:
     """Of one call, in the middle of its batches.
 
-    span_us: from the first kernel's start to the last one's end over the number of calls that were queued back to back:
-    kernels and the gaps between them, which are as real, since whatever comes next waits for them.  Programs are
-    compared by it.  kernel_us: the kernels' and copies' own time, without gaps.  launches: kernels and copies.
+    span_us: from the first kernel's start to the last one's end, over the number of calls that were queued back to
+    back.  It has kernels and the gaps between them, which are as real: whatever comes next waits for them.  Programs
+    are compared by it.  kernel_us: the kernels' and copies' own time, without gaps.  launches: kernels and copies.
     """
 
     span_us: float

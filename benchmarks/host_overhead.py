@@ -2,8 +2,8 @@
 
 `python -m benchmarks.host_overhead [--json FILE]` on a GPU.  One function takes the tanh of the sum of its arguments,
 64 numbers each, so the GPU has next to nothing to do; the other is small layers on each other, a product and a softmax
-each, so that there are many launches, which CuPy makes one by one ("steps") or as a CUDA graph ("executor").
-The engines take turns, and what is told is the middle one of their rounds.
+each.  So there are many launches, which CuPy makes one by one ("steps") or as a CUDA graph ("executor"). The engines
+take turns, and what is told is the middle one of their rounds.
 idle: the device has finished the call before; queued: the calls follow each other; kept: the same, and the caller keeps
 the results of the last calls, so that addresses change.
 """
@@ -84,8 +84,8 @@ def graphs_for(engine: str) -> Iterator[None]:
 
 
 def measure(fn: Callable[..., Any], arrays: Sequence[jax.Array], calls: int) -> list[float]:
-    """Median microseconds of a call on an idle device, of one among QUEUE that follow each other, and of one that finds
-    the results of those before kept."""
+    """Median microseconds of three calls.  One is on an idle device, one among QUEUE that follow each other, and one
+    finds the results of those before kept."""
     for _ in range(3):
         jax.block_until_ready(fn(*arrays))
     idle = []

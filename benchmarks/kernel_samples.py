@@ -292,7 +292,7 @@ def launch_all(file: Path, part: int, parts: int, after: int) -> None:
 def launch(cupy: Any, sample: KernelSample) -> str:
     """One launch, waited for.  Why it was refused, "" if it was not.
 
-    Each argument is an allocation of its own, exactly as large as it is, and is filled by copies: no kernel but the
+    Each argument is an allocation of its own, exactly as large as it is, and is filled by copies.  No kernel but the
     sample runs, and what lies beyond an array belongs to nobody.
     """
     kernel = sample.kernel

@@ -226,8 +226,8 @@ def make_jobs(cases: Sequence[Case], chosen: Sequence[str]) -> list[prepare.Job]
 
 
 def peak_bytes(case: Case) -> int:
-    """An estimate from above of the device memory of a case: the f64 computation with as much again for what it keeps
-    between its kernels, beside the arguments and the results of four peers.
+    """An upper estimate of the device memory of a case.  The f64 computation counts twice for what it keeps between its
+    kernels; beside it are the arguments and the results of four peers.
     """
     arrays = [*(argument.spec for argument in case.arguments), *case.results]
     elements = sum(math.prod(a.shape) for a in arrays)

@@ -1,8 +1,8 @@
 """Every schedule of a list of patterns, measured on one GPU: the data that the cost models are judged by.
 
-`python -m benchmarks.measure_plans [NAME ...] [--out tests/data/measured_plans.json]` lowers the patterns with JAX,
-plans each with every schedule, compiles all kernels side by side, times them, and writes what it takes to project the
-same plans again on a machine without a GPU: the modules, the schedules, registers and spills, microseconds.
+`python -m benchmarks.measure_plans [NAME ...] [--out tests/data/measured_plans.json]` lowers the patterns with JAX and
+plans each with every schedule.  It compiles all kernels side by side and times them.  It writes what a machine without
+a GPU needs to project the same plans again: the modules, the schedules, registers and spills, microseconds.
 """
 
 from __future__ import annotations

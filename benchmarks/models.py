@@ -333,8 +333,8 @@ def compare_training(
 
 
 def compare_states(got: State, want: State, before: State) -> dict[str, float]:
-    """After the first step.  Over all weights together: gradients that are nothing but rounding (of what a softmax or
-    a norm ignores) would each differ by their own size, and Adam makes whole steps of them.
+    """After the first step.  Over all weights together.  Some gradients are nothing but rounding (of what a softmax or
+    a norm ignores): each would differ by its own size, and Adam makes whole steps of them.
     """
 
     def changes(state: State) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
 """What each rewriting of astitch/rewrite/reassociate.py does to the error of results, beside XLA's.
 
-`python -m benchmarks.numerics [--json FILE]`, on any machine: the kernels run in the emulation, XLA on the CPU, and
-both are measured against the formula in extended precision (x87, 64 bits of mantissa).  XLA adds up in another order on
-a GPU; `pairwise`, the plain formula in the type of the sums with NumPy's sums in pairs, stands for the shortest chains.
+`python -m benchmarks.numerics [--json FILE]`, on any machine.  The kernels run in the emulation, XLA on the CPU.  Both
+are measured against the formula in extended precision (x87, 64 bits of mantissa).  XLA adds up in another order on a
+GPU; `pairwise`, the plain formula in the type of the sums with NumPy's sums in pairs, stands for the shortest chains.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ SIZES = ("small", "medium", "full")
 """small: launch-bound or resident in the L2; full: far beyond the L2.  `tiny`, a fourth, is for tests."""
 
 ON_CHIP_BYTES = 118_000_000
-"""Registers, shared memory and L2 of an H100 together (132 x (256 + 228) KiB + 50 MiB): what a program could keep
+"""Registers, shared memory and L2 of an H100 together (132 x (256 + 228)  KiB + 50 MiB).  A program could keep so much
 between two readings of a tensor.  Only the rest of it must be read again.
 """
 
@@ -376,7 +376,7 @@ def build_rope(shape: Shape, dtype: np.dtype) -> Built:
 
 
 def build_embedding_layer_norm(shape: Shape, dtype: np.dtype) -> Built:
-    """shape: tokens, vocabulary, channels.  Of the table the rows that occur must be read: for uniform tokens
+    """shape: tokens, vocabulary, channels.  Of the table the rows that occur must be read.  For uniform tokens
     vocabulary * (1 - (1 - 1 / vocabulary) ** tokens) rows are expected.
     """
     tokens, vocabulary, channels = shape

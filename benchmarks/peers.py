@@ -71,8 +71,8 @@ def list_other_ops(program: Any) -> list[str]:
 
 
 def prepare_astitch(compiled: Any, arguments: Sequence[jax.Array]) -> tuple[Runner, Runner]:
-    """The program alone (arguments on the device in, new arrays out), and the call of the compiled function,
-    which has JAX arrays for results: what a user of astitch.jit sees.
+    """The program alone (arguments on the device in, new arrays out), and the call of the compiled function.  The
+    latter has JAX arrays for results: what a user of astitch.jit sees.
     """
     import cupy
 

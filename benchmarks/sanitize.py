@@ -1,8 +1,8 @@
 """Every kernel once under compute-sanitizer: `python -m benchmarks.sanitize [NAME ...]`, on a GPU.
 
-Compiles the suite at small sizes, the corpus, the models at tiny sizes, scans, column sums and loops side by side, the
-smaller ones also as for a GPU of few SMs; launches each kernel that is not just like another under each tool, and
-prints a table, kernel by tool.  Exit status 1 where something was found or could not be run, 2 without
+Compiles the suite at small sizes, the corpus, the models at tiny sizes, scans, column sums and loops side by side.  The
+smaller ones are also compiled as for a GPU of few SMs; launches each kernel that is not just like another under each
+tool, and prints a table, kernel by tool.  Exit status 1 where something was found or could not be run, 2 without
 compute-sanitizer.
 """
 

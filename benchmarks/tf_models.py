@@ -5,10 +5,10 @@
 Kernels are counted for a preset (h100): astitch's, and those that XLA makes of the same HLO where JAX's plugin for
 NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on the CPU.  XLA's call computes; astitch's
 makes no launch ("dry"), since without a GPU a launch is an emulation.  So beside the models at their tiny size stands
-the signature of a training step alone: every variable is scaled by an argument, and all have one element.
-On a machine with a GPU the dry call stages its tensors, and a whole call is measured too, until its results are back.
-Where TensorFlow itself has a GPU, "steps" are measured as well: what both make of its own tensors there.  --host-only
-hides that GPU from TensorFlow.
+the signature of a training step alone.  Every variable is scaled by an argument, and all have one element. On a machine
+with a GPU the dry call stages its tensors, and a whole call is measured too, until its results are back. Where
+TensorFlow itself has a GPU, "steps" are measured as well: what both make of its own tensors there.  --host-only hides
+that GPU from TensorFlow.
 """
 
 from __future__ import annotations

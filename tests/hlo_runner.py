@@ -60,8 +60,8 @@ def random_arguments(
 ) -> list[np.ndarray]:
     """One array for each parameter: floats in [-1, 1], booleans, integers that are valid indices.
 
-    An integer parameter may end up as an index of any gather in the graph, so it stays below the
-    smallest dimension that a gather indexes, or below `index_limit`.
+    An integer parameter may end up as an index of any gather in the graph.  So it stays below the smallest dimension
+    that a gather indexes, or below `index_limit`.
     """
     rng = np.random.default_rng(seed)
     limit = index_limit if index_limit is not None else _smallest_indexed_extent(graph)

@@ -133,8 +133,9 @@ def _count_results(case: Case | TextCase) -> int:
 
 
 def find_faults(cases: Sequence[Case | TextCase]) -> list[str]:
-    """One line for each case and stage whose results are not XLA's: of the graph as it is `read`, as the compiler has
-    `rewritten` it (both by the reference interpreter), and of the `compiled` program with its emulated kernels.
+    """One line for each case and stage whose results are not XLA's.  The stages: the graph as it is `read` and as the
+    compiler has `rewritten` it, both by the reference interpreter; and the `compiled` program with its emulated
+    kernels.
 
     A batch that fails as a whole is tried case by case, so that the line names the one that is at fault.
     """

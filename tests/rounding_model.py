@@ -22,7 +22,7 @@ from jax.extend import core as jex
 RUNS = 8
 
 MORE_RUNS = 128
-"""Where eight runs find a fault, these decide: eight draws of signs may miss what two errors add up to, in one element
+"""Where eight runs find a fault, these decide.  Eight draws of signs may miss what two errors add up to, in one element
 of a few thousand."""
 
 FACTOR = 2.0
@@ -385,7 +385,7 @@ def _compare_with(
 def compare(
     got: np.ndarray, want: np.ndarray, runs: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each element the error as a part of what is allowed (infinite where nothing is), and whether rounding
+    """For each element the error as a part of what is allowed (infinite where nothing is).  And whether rounding
     decides it, so that the error counts as none.  runs: without errors, then with them."""
     if not _is_float(got.dtype):
         unstable = np.any([run != runs[0] for run in runs], axis=0)

@@ -1,9 +1,9 @@
 """What astitch decides and emits, as text to compare: the net under every change that should change nothing.
 
-`python -m tests.snapshots write DIR` writes it all, `compare DIR` compares: plans of the large shapes and of whole
-modules on every preset, and hashes of all that is emitted for them and the corpus on four GPUs, for CuPy and for XLA.
-tests/golden/snapshots has those of this commit.  It needs no GPU and no CUDA compiler: one that stands in accepts
-every kernel.
+`python -m tests.snapshots write DIR` writes it all, `compare DIR` compares.  It has plans of the large shapes and of
+whole modules on every preset.  It has hashes of all that is emitted for them and the corpus on four GPUs, for CuPy and
+for XLA. tests/golden/snapshots has those of this commit.  It needs no GPU and no CUDA compiler: one that stands in
+accepts every kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Hypothesis strategies: hand on random valid Graphs of stitchable ops, and arguments for them.
 
 The idea: two right implementations of such a graph agree to the dtype's tolerance.  So the builder
-knows of every value how large it may be and whether all implementations agree on its bits; it
-clamps before an op that would overflow or leave its domain, and gives ops with jumps (floor,
-compare, float -> integer) only values that are agreed to the bit.
+knows of every value how large it may be and whether all implementations agree on its bits; it clamps before an op that
+would overflow or leave its domain.  Ops with jumps (floor, compare, float -> integer) get only values that are agreed
+to the bit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Listen, Attend and Spell (Chan et al., 2015): speech recognition by a pyramid of bidirectional LSTMs and attention.
 
-Takes filter-bank frames [batch, time, features] and a transcript, hands on the log-probabilities [characters, batch,
-classes] of each character after those before it: the scoring pass over a transcript, and what training maximises.
+Takes filter-bank frames [batch, time, features] and a transcript.  Hands on the log-probabilities [characters, batch,
+classes] of each character after those before it: the scoring pass over a transcript, which training maximises.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_gaps_between_kernels_are_in_the_span_and_not_in_their_time(
 
 
 def test_calls_that_the_host_was_late_for_are_queued_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that each call moves on by 2 ms: 10 calls need 20 ms, and the GPU is held back for 3 at first."""
+    """On a clock that each call moves on by 2 ms. 10 calls need 20 ms, and the GPU is held back for 3 at first."""
     recording = Recording(monkeypatch)
     clock = [0.0]
     monkeypatch.setattr(device_timing.time, "perf_counter", lambda: clock[0])

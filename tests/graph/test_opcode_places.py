@@ -1,6 +1,6 @@
 """How often astitch asks a node for its opcode, on the syntax tree of its sources.
 
-An op is one row of graph/ops: what a pass wants to know of an op is a property there, so that a new op needs no other
+An op is one row of graph/ops.  What a pass wants to know of an op is a property there, so that a new op needs no other
 edit.  A place is a comparison or a membership of `.op`, or of a name bound to it, or one case of a `match` on either.
 The rows, hlo/ and rules that a table files under their opcodes do not count.
 """

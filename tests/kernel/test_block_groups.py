@@ -401,8 +401,8 @@ def delayed(name: str) -> Planned:
 
 @pytest.mark.parametrize("name", DELAYED)
 def test_blocks_with_many_tasks_wait_tasks_later(name: str) -> None:
-    """The parts of a task are published, the next ones are begun, then the sums of the first are read and its place
-    in the circular buffer is free for the task after the next."""
+    """The parts of a task are published, and the next ones are begun.  Then the sums of the first are read, and its
+    place in the circular buffer is free for the task after the next."""
     what, found, loop = DELAYED[name], delayed(name), loop_of(delayed(name))
     assert_legal_block_groups(found, few_sms(what.sms))
     assert (loop.delay, loop.buffers) == (what.delay, what.delay + 2)

@@ -1,4 +1,4 @@
-"""cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total,
+"""cuda/collectives.cuh in the checked emulation.  Each way to reduce over threads gives every thread its set's total,
 and what the members of a block group publish arrives."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """cuda/types.cuh and cuda/hlo_math.cuh, compiled for the host, against the NumPy meaning of every op.
 
-One shared library holds a loop for each (op, dtype): operands loaded in their storage type, the op in its compute
-type, the result rounded and stored, exactly as an emitted kernel does it.  Integers, comparisons, conversions and
+One shared library holds a loop for each (op, dtype).  As in an emitted kernel, operands are loaded in their storage
+type, the op runs in its compute type, the result is rounded and stored.  Integers, comparisons, conversions and
 arithmetic must agree to the bit; functions to a few units in the last place.
 """
 

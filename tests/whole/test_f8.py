@@ -1,6 +1,6 @@
 """f8 values: the conversions of cuda/types.cuh to the bit, and how emitted kernels store them.
 
-The same kernel runs in the emulation and, where there is one, on a GPU, whose conversion instruction rounds as IEEE
+The same kernel runs in the emulation and, where there is one, on a GPU.  A GPU's conversion instruction rounds as IEEE
 says but saturates and has a single NaN; both must give the bits that ml_dtypes gives, payloads of NaN aside.
 """
 

@@ -1,7 +1,7 @@
 """The meaning of every HLO opcode in common use: astitch beside XLA on the CPU, over drawn attributes and values.
 
-Each case at three stages: the reference interpreter on the graph as it is read and as the compiler rewrites it, and
-the compiled program with its emulated kernels (opcode_cases.find_faults).
+Each case at three stages: the reference interpreter on the graph as it is read, the same on the graph as the compiler
+rewrites it, and the compiled program with its emulated kernels (opcode_cases.find_faults).
 """
 
 from __future__ import annotations

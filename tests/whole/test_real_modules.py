@@ -57,8 +57,8 @@ NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 tested."""
 
 NOISE = 1e-3
-"""An output this much smaller than those of its kind may be rounding and nothing else: the gradient of a bias in front
-of a norm or a softmax is."""
+"""An output this much smaller than those of its kind may be nothing but rounding.  The gradient of a bias in front of a
+norm or a softmax is such an output."""
 
 INDICES: Mapping[str, Mapping[str, int]] = {
     "bert_infer": {"ids": 30522},
