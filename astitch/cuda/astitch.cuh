@@ -125,7 +125,7 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
 
 #endif  // ASTITCH_HOST
 
-// ---- exchange between the blocks of a team ---------------------------------------------------------------
+// ---- exchange between the members of a block group -------------------------------------------------------
 // A word of 32 bits travels beside the tag of its launch, in one store: who finds the tag has the word.  That needs no
 // fence, no counter and no reset.  Launches are numbered by the second line of barrier words.
 

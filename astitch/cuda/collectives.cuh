@@ -525,7 +525,7 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
     }
 }
 
-// ---- states of the blocks of a team ----------------------------------------------------------------------
+// ---- states of the members of a block group --------------------------------------------------------------
 // A field is one or two words.  A state of one travels as a tagged word; of more, three beside each tag.
 
 template <class T> __device__ __forceinline__ void words_of_field(unsigned*& words, T value)

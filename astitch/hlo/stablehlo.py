@@ -1,7 +1,7 @@
 """HLO as StableHLO, the form in which XLA takes modules: takes and hands on serialized modules.
 
-XLA's own translation leaves some instructions in MHLO, a dialect that XLA's plugins do not read.  What JAX spells in
-CHLO is spelled so here.
+XLA's own translation leaves some instructions in MHLO, a dialect that XLA's plugins do not read.  What JAX writes in
+CHLO is written so here.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def export_whole(graph: Graph) -> bytes:
     return builder.finish(graph.outputs)
 
 
-def spell(hlo: bytes) -> str:
+def render(hlo: bytes) -> str:
     """StableHLO's text."""
     with mlir.make_ir_context():
         return str(ir.Module.parse(to_stablehlo(hlo)))
@@ -106,11 +106,11 @@ def test_an_opcode_that_astitch_does_not_know_is_an_op_of_xla_s() -> None:
     assert str(op) in compilation.explain()
     again = import_hlo(export_whole(graph))
     assert again == graph and again["d"].attrs == graph["d"].attrs
-    spelled = spell(export_whole(graph))
+    text = render(export_whole(graph))
     assert (
-        "#chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions" in spelled
+        "#chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions" in text
     )
-    assert "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]" in spelled
+    assert "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]" in text
     with pytest.raises(UnsupportedOp, match="strict was asked for"):
         compile_hlo(RAGGED_DOT, strict=True)
 
