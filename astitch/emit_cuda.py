@@ -769,7 +769,7 @@ EMITTERS: dict[type[k.Statement], Callable[[_Printer, Any], Iterator[str]]] = {
     k.Previous: _emit_previous,
     k.Barrier: _emit_barrier,
 }
-"""By kind of statement."""
+"""The function that prints a statement, by its class."""
 
 
 def _point_to(parameter: k.Parameter) -> Pointer:

@@ -256,7 +256,7 @@ def find_workspace(device: int, stream: int) -> int | None:
 
 
 _workspaces: dict[tuple[int, int], Any] = {}
-"""By GPU and stream; they live as long as the process, since the shim keeps their addresses."""
+"""Workspaces by GPU and stream.  They live as long as the process, since the shim keeps their addresses."""
 
 _workspaces_lock = threading.Lock()
 

@@ -46,7 +46,7 @@ LIBRARIES = (
     "-l:libtensorflow_cc.so.2",
 )
 INCLUDES = ("external/highwayhash", "external/farmhash_archive/src", "tensorflow/compiler")
-"""In the wheel's include folder: what some versions' headers name without these prefixes."""
+"""Folders in the wheel's include folder that some versions' headers leave out of their paths."""
 
 
 @dataclass(frozen=True, slots=True)

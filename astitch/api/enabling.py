@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.api.transformation import Compiling, Report
 
 NAME = "astitch"
-"""Of the transformation, in XLA's list."""
+"""The transformation's name in XLA's list."""
 
 
 def enable(

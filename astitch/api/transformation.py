@@ -125,7 +125,7 @@ class Journal:
 
 
 journal = Journal()
-"""Of this process."""
+"""The journal of this process."""
 
 
 @dataclass(slots=True)

@@ -27,16 +27,16 @@ from astitch.kernel import kernel_ir as k
 from astitch.toolchain.nvrtc import Resources
 
 PERSISTENT_SHARE = 0.92
-"""Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 91 to 96 %)."""
+"""Blocks with fixed tasks in a loop reach this share of the bandwidth: SMs are not equally fast (H100: 91 to 96 %)."""
 
 BLOCK_START_CYCLES = 1050.0
-"""From the end of a block to the first load of its successor, overlapped by the other blocks of the SM."""
+"""Cycles from the end of a block to the first load of its successor; the SM's other blocks overlap them."""
 
 COLD_CODE_US = 0.6
-"""What a kernel takes beyond an empty one before its first load: its code comes from memory."""
+"""A kernel takes so much longer than an empty one until its first load: its code comes from memory."""
 
 L1_BYTES = 64 * 1024
-"""Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
+"""So many bytes of an array that all blocks read stay in an SM's L1, beside data that streams through."""
 
 SHARPNESS = 10.0
 """DRAM and L2 add up as a norm of this order: near equal, neither hides the other wholly."""
@@ -49,13 +49,13 @@ HIDING_OF_ONE, HIDING_OF_MORE = 2.0, 0.85
 """The same for latency and throughput."""
 
 ISSUE_SHARE = 0.3
-"""Of a block's instructions, those whose issue adds to its chain: the others fill its waits."""
+"""The share of a block's instructions whose issue adds to its chain; the others fill its waits."""
 
 BARRIER_SKEW_US = 1.45
 """What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
 
 NEAR_CYCLES = 300.0
-"""Until a load of what all tasks read has come: from the L2, since what streams through takes the L1."""
+"""Cycles of a load of data that all tasks read.  It comes from the L2, since data that streams through fills the L1."""
 
 WAITING_GROUP_SHARE = 0.84
 """Block groups that prefetch nothing while they meet reach this share of the memory's speed.  On an H100
@@ -78,7 +78,7 @@ SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
 KEPT_BY_L2 = 0.43
-"""Of the L2, what other data may pass through it before it loses what it held."""
+"""The L2 keeps its data until other data of this share of its size has passed through it."""
 
 
 @dataclass(frozen=True, slots=True)

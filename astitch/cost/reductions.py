@@ -20,7 +20,7 @@ _LATENCY = {_F: 4.0, _I: 4.0, _S: 20.0, _C: 8.0, _D: 16.0}
 """Cycles from an instruction to one that needs its result."""
 
 CHAINED_SHARE = 0.5
-"""Of the instructions of a combination of two states, those that wait for each other."""
+"""The share of a combination's instructions that wait for each other."""
 
 _MOMENTS: Mapping[str, Mix] = {
     "combine": {_F: 36.0, _I: 3.0, _S: 3.0},
@@ -28,7 +28,8 @@ _MOMENTS: Mapping[str, Mix] = {
     "batch": {_F: 21.0, _I: 3.0, _S: 1.0},
     "each": {_F: 3.0},
 }
-"""What joins two states of MOMENTS, adds an element, a batch, and each element of a batch (cuda/collectives.cuh)."""
+"""Instructions that join two states of MOMENTS, add an element, a batch, and each element of a batch
+(cuda/collectives.cuh)."""
 
 
 def _of_type(mix: Mix, reducer: k.Reducer) -> Mix:

@@ -51,8 +51,8 @@ class Work:
 
 
 MOMENTS_FLOPS = 4
-"""Of a mean and a variance: an addition; a subtraction, a square and its addition.  How two sets are joined is
-the kernel's affair."""
+"""Operations of a mean and a variance for each element: an addition; a subtraction, a square and its addition.  How two
+sets are joined is the kernel's affair."""
 
 
 def count_flops(node: Node) -> int:

@@ -130,7 +130,7 @@ BASE_REGISTERS = 16
 """Addresses, indices and temporaries of a thread."""
 
 HELD_SHARE = 0.25
-"""What values that are held need beside themselves: copies in other types, addresses, partial results."""
+"""Held values need this share of their own size besides: copies in other types, addresses, partial results."""
 
 LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
@@ -775,7 +775,7 @@ PRICES: dict[type[k.Statement], Callable[[Counter, Any, Frame], None]] = {
     k.Current: _price_current,
     k.Previous: _price_previous,
 }
-"""By kind of statement; the others cost what they say of themselves."""
+"""The price of a statement, by its class.  The others cost what they say of themselves."""
 
 
 def count_workload(kernel: k.Kernel) -> Workload:

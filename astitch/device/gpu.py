@@ -24,11 +24,11 @@ ACCESS_BYTES = 16
 """The widest access of a kernel's thread: what the address of an argument must be a multiple of."""
 
 MOST_BLOCKS = 2**31 - 1
-"""Of one launch (CUDA C++ Programming Guide, technical specifications: x-dimension of a grid)."""
+"""The most blocks of one launch (CUDA C++ Programming Guide, technical specifications: x-dimension of a grid)."""
 
 COPY_SHARE_OF_PEAK = 0.9
-"""What a copy reaches of the data sheet's bandwidth: measured 3,015 of 3,352 GB/s on an H100 and
-4,300 of 4,800 on an H200; assumed for the devices that were not measured."""
+"""A copy reaches this share of the data sheet's bandwidth: measured 3,015 of 3,352 GB/s on an H100 and 4,300 of 4,800
+on an H200; assumed for the devices that were not measured."""
 
 
 @dataclass(frozen=True, slots=True)

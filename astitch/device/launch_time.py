@@ -18,7 +18,7 @@ MIN_LAUNCHES, MAX_LAUNCHES = 3, 200
 REPEATS = 5
 
 LEAST_GAIN = 0.02
-"""By so much another must be faster than the first: measurements scatter."""
+"""Another candidate must be faster than the first by this share: measurements scatter."""
 
 
 def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:

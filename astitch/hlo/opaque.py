@@ -48,7 +48,7 @@ SPEAKS = frozenset(
 them out, repeat them or move them."""
 
 DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
-"""Those that only say which device this is."""
+"""Opcodes that only say which device this is."""
 
 
 class Origin(enum.Enum):

@@ -11,12 +11,12 @@ from astitch.hlo import schema
 from astitch.hlo.schema import decode
 
 MOST_DIMENSIONS = 64
-"""Of one array: NumPy has no more."""
+"""The most dimensions of one array: NumPy has no more."""
 
 
 MOST_ARRAY_BYTES = 1 << 48
-"""Of one array: as many as a process can address.  Smaller ones that no memory holds are legal: a kernel may need none
-of it for a broadcast or an iota.  OutOfMemory is raised where room for one is asked for."""
+"""The most bytes of one array: as many as a process can address.  Smaller ones that no memory holds are legal: a kernel
+may need none of it for a broadcast or an iota.  OutOfMemory is raised where room for one is asked for."""
 
 
 WRITE_AGAIN = "the dump is damaged, write it again"

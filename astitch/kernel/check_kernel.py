@@ -768,4 +768,4 @@ RULES: dict[type[k.Statement], Callable[[KernelCheck, Any, bool], Trace]] = {
     k.Prefetch: _check_prefetch,
     k.Barrier: _check_barrier,
 }
-"""By kind of statement; the others have no more rules than all."""
+"""The rule of a statement, by its class.  The others have only the rules of all."""

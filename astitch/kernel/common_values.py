@@ -14,7 +14,8 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import find_read, find_written, rename_read
 
 LEAST_STATEMENTS = 3
-"""Of a value, with those that it is computed from: a single load is not worth a register in all loops."""
+"""The fewest statements of a common value, with those that it is computed from.  A single load is not worth a register
+in all loops."""
 
 MOST_HELD = 8
 """Values that all loops of a level hold for each other."""

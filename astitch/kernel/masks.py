@@ -16,7 +16,7 @@ from astitch.graph.ops.access import Index, Within
 from astitch.graph.propagation import access
 
 FAR = 1 << 31
-"""Beyond any difference of two positions."""
+"""A distance beyond any difference of two positions."""
 
 LARGEST = (1 << 31) - 1
 """Index arithmetic beyond it may wrap around in HLO, not here."""

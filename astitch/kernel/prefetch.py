@@ -36,7 +36,7 @@ from astitch.mapping.stitch_scheme import ReductionScope
 from astitch.tiling.space import ceil_div
 
 MAX_PREFETCH_BYTES = 32
-"""What a thread loads of the next task into registers; more lies in shared memory."""
+"""A thread prefetches at most so many bytes of the next task into registers.  More goes to shared memory."""
 
 
 @dataclass

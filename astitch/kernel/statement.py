@@ -16,7 +16,7 @@ from astitch.graph.ir import DType
 from astitch.graph.ops.access import Guard
 
 NAMES_OF_A_TASK = ("task", "turn", "next_turn", "outer", "outer_raw", "row_tile", "col_tile")
-"""What a body that works for another task has for itself."""
+"""Names that a body for another task has for itself."""
 
 
 class Held(enum.Enum):

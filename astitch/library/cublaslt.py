@@ -32,10 +32,10 @@ from astitch.library.algorithm_choice import (
 from astitch.program.steps import Activation
 
 WORKSPACE_BYTES = 32 << 20
-"""What an algorithm may use; NVIDIA's advice for Hopper."""
+"""The workspace that an algorithm may use; NVIDIA's advice for Hopper."""
 
 ALIGNMENT_BYTES = 16
-"""What the addresses of all operands are multiples of."""
+"""The addresses of all operands are multiples of this."""
 
 FORMAT = "astitch product 3"
 
@@ -134,7 +134,7 @@ def _load_bindings() -> Bindings:
 
 
 OLDEST = 110_000
-"""Of cublasLtGetVersion: CUDA 11."""
+"""The least that cublasLtGetVersion may return: CUDA 11."""
 
 
 class Bindings:

@@ -36,10 +36,10 @@ from astitch.program.arena import align
 log = logging.getLogger("astitch")
 
 WORKSPACE_BYTES = 256 << 20
-"""What a plan may use; cuDNN's own transposed copies are in it."""
+"""The workspace that a plan may use; it holds cuDNN's own transposed copies."""
 
 ALIGNMENT_BYTES = 256
-"""Of the parts of the workspace."""
+"""The alignment of the parts of the workspace."""
 
 FORMAT = "astitch convolution 2"
 

@@ -30,7 +30,7 @@ from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep,
 from astitch.stitch_scope import Scope, Scopes
 
 GELU_TOLERANCE = 1e-6
-"""Of a number's size: f32 keeps that, and no other GELU comes as close."""
+"""The error allowed, as a share of a number's size: f32 keeps that, and no other GELU comes as close."""
 
 _OPERANDS = (DType.F32, DType.F16, DType.BF16)
 _SHORT = (DType.F16, DType.BF16)
@@ -312,4 +312,4 @@ _ACTIVATIONS: tuple[tuple[Activation, Callable[[np.ndarray], np.ndarray], float]
     (Activation.RELU, _rectify, 0.0),
     (Activation.GELU, _approximate_gelu, GELU_TOLERANCE),
 )
-"""As cuBLASLt computes them."""
+"""The activations as cuBLASLt computes them."""

@@ -13,7 +13,7 @@ from astitch.loops.schedule import Multiply
 from astitch.loops.share_text import ShareText
 
 TILES = ("left", "parts", "sums")
-"""What a block keeps of such a product: its left side, the parts it adds up, the sums of all."""
+"""The tiles that a block keeps of such a product: its left side, the parts it adds up, the sums of all."""
 
 
 class Crossings:

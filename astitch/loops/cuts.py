@@ -26,19 +26,19 @@ MAX_CROSSING = 64
 """Elements of the matrices between units and small columns that a thread keeps in registers."""
 
 MATRIX_REGISTERS = 128
-"""Of a thread, for its share of the matrices."""
+"""Registers of a thread for its share of the matrices."""
 
 OTHER_REGISTERS = 64
-"""What a thread needs besides matrices, sums and what it reads: tighter, and the compiler spills and takes long."""
+"""Registers of a thread besides matrices, sums and what it reads.  With fewer the compiler spills and takes long."""
 
 TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
-"""Of XLA's loop: on an H100 its turn takes 7 us with one small product and 11 to 12 with two."""
+"""Cycles of a turn of XLA's loop.  On an H100 it takes 7 us with one small product and 11 to 12 with two."""
 
 START_US = 3.2
 """Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""
 
 CLOCK_SHARE = 1.75 / 1.98
-"""Of the device's clock: what the cycles of a turn were fitted with on an H100."""
+"""The share of the device's clock with which the cycles of a turn were fitted on an H100."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ from astitch.loops.schedule import NoPlan, Scheduler, Steps
 from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
-"""What products take: their sums are f32."""
+"""The types of a product's operands; its sums are f32."""
 
 HELD = FLOATS | {DType.PRED, DType.S32, DType.U32}
-"""What a thread can hold of a value."""
+"""The types of values that a thread can hold."""
 
 LEAST_TRIPS = 4
 

@@ -41,7 +41,8 @@ ONE_BLOCK_ELEMENTS = 1 << 14
 """Elements that one block sums in less time than a barrier of the grid takes."""
 
 PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
-"""Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
+"""Bytes of a partial result, where sums are of f32; and bytes of all partials below which their number does not
+matter."""
 
 MOST_IDLE = 0.125
 """The share of the GPU's blocks that may stay idle because they fill no whole block group, while others have more than

@@ -33,13 +33,14 @@ METRICS = {
     "achieved occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "SM efficiency": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
-"""What the paper's tables and figures have, by Nsight Compute's names.  A transaction is a sector of 32 bytes."""
+"""The metrics of the paper's tables and figures, by Nsight Compute's names.  A transaction is a sector of 32 bytes."""
 
 SHARES = ("achieved occupancy", "SM efficiency")
-"""In per cent; the others are counts."""
+"""The metrics in per cent; the others are counts."""
 
 MOST_LAUNCHES = 3
-"""Of a kernel in one launch shape: each is replayed several times, and a loop launches the same one in every turn."""
+"""The most launches of a kernel in one launch shape.  Each is replayed several times, and a loop launches the same one
+in every turn."""
 
 MOST_SECONDS = 240
 """For one side."""

@@ -110,7 +110,7 @@ def draw_ablation(rows: Sequence[Ablation]) -> str:
 
 PLOT_WIDTH, PLOT_HEIGHT = 960, 460
 MOST_DECADES = 7
-"""Of the axis upwards: a kernel of three operations lies on its lower edge."""
+"""The most decades of the axis upwards: a kernel of three operations lies on its lower edge."""
 
 MARGIN = {"left": 66, "right": 24, "top": 18, "bottom": 48}
 
@@ -237,7 +237,7 @@ def _power(value: float) -> str:
 LANE, LANE_GAP = 40, 26
 
 LEAST_WIDTH = 2.0
-"""Of what is drawn: thousands of launches are told together."""
+"""The least width that is drawn: narrower launches are drawn together."""
 
 
 def draw_timeline(report: Report) -> str:

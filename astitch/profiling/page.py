@@ -42,10 +42,10 @@ from astitch.profiling.wording import (
 )
 
 NAME_WIDTH = 30
-"""Of a kernel's name in the table; the whole one is its tip."""
+"""The most characters of a kernel's name in the table; a tooltip shows the whole name."""
 
 FIRST_REFUSALS = 12
-"""Those that are not folded away."""
+"""Refusals that are not folded away."""
 
 SCHEMES = {
     "independent": "nobody in the kernel reads it",

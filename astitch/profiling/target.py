@@ -29,7 +29,7 @@ HOOK = "profile_target"
 SHAPE = re.compile(r"\s*([a-z]\w*)\[([\d,\s]*)\]\s*")
 
 DTYPES = {dtype.value: dtype.numpy for dtype in DType}
-"""By HLO's names of element types."""
+"""NumPy's types by HLO's names of element types."""
 
 
 @dataclass(frozen=True)

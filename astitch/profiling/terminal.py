@@ -33,7 +33,7 @@ from astitch.profiling.wording import (
 WIDTH = 100
 
 NAME_WIDTH = 24
-"""Of a kernel's name."""
+"""The most characters of a kernel's name."""
 
 MOST_REFUSALS = 8
 """Refusals that the terminal shows; the page and the JSON have all."""

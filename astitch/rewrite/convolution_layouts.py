@@ -67,7 +67,8 @@ def _has_channels_last(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType], gpu
 
 
 _Orders = tuple[tuple[int, ...] | None, ...]
-"""Of the left operand, the right operand and the result: the dimensions as they should lie; None where they do."""
+"""For the left operand, the right operand and the result: the order in which the dimensions should lie; None where they
+do."""
 
 
 def _find_orders(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType]) -> _Orders:

@@ -300,11 +300,11 @@ SHORT_SCAN, SMALL_SCAN = 8, 256
 """A scan of so few elements each, and in all, is written out: every reader adds them up without waiting for anyone."""
 
 LONG_SCAN, FEW_SCANS = 32768, 128
-"""Of what one block scans: more elements, where fewer blocks have any, are cut into pieces.  So few blocks would take
-longer than reading everything twice."""
+"""The most elements that one block scans, and the least number of scans.  Longer scans are cut into pieces where there
+are fewer: so few blocks would take longer than reading everything twice."""
 
 SECTOR_BYTES = 32
-"""Of neighbouring columns, which a block scans together."""
+"""Bytes of neighbouring columns, which a block scans together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import DraftOps
 
 MOST_ELEMENTS = 1 << 32
-"""Of a result whose elements have 32-bit numbers."""
+"""The most elements of a result: their numbers have 32 bits."""
 
 State = list[str]
 """The generator's words of 64 bits: u64 scalars."""

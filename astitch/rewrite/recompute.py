@@ -22,7 +22,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import stored_value
 
 LEAST_BYTES = 64 << 10
-"""Of a value that may be computed again; smaller ones cost what a load costs, not what a byte does."""
+"""The least size of a value that may be computed again.  Smaller ones cost what a load costs, not what a byte does."""
 
 LEAST_GAIN = 1 << 20
 """Bytes that a stage must save: a third of a microsecond on an H100."""

@@ -49,7 +49,8 @@ MOST_RANKED = 2048
 projection the ranks of 4096 take an H100 as long as those."""
 
 LEAST_IN_PLACE_BYTES = 16 << 20
-"""Of an array that XLA scatters to.  Below, a kernel that reads the result reads all of the array in less time."""
+"""The least size of an array that XLA scatters to.  Below, a kernel that reads the result reads all of the array in
+less time."""
 
 
 def order_scatters(graph: Graph, log: Log | None = None, *, in_place: bool = True) -> Graph:

@@ -21,15 +21,15 @@ TILE = 128
 """Rows and columns of a result that one multiprocessor computes at a time."""
 
 DEPTH_US = 0.008
-"""For one more element of the sum, of a tile."""
+"""Microseconds for one more element of a tile's sum."""
 
 PART_US = 0.03
-"""For a tile of one more part, which is written and read."""
+"""Microseconds for a tile of one more part, which is written and read."""
 
 CUT_US = 1.0
-"""Once.  With these four figures of an H100 85 of 100 products are cut into as many parts as XLA cuts (jax 0.11.2).
-The products have 8 to 4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192.  In 9 there are fewer parts: XLA then
-cuts once more, right but slower."""
+"""Microseconds once for each product that is cut.  With these four figures of an H100 85 of 100 products are cut into
+as many parts as XLA cuts (jax 0.11.2). The products have 8 to 4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192.
+In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 
 MOST_PARTS = 16
 """A kernel adds no more: a product of so few results is XLA's to cut."""

@@ -19,7 +19,8 @@ LEAST_LAUNCHES = 3
 """Fewer launches are no slower one by one."""
 
 MOST_GRAPHS = 16
-"""Of one run: two to four sets of addresses take turns where results become arguments, more where batches move."""
+"""The most graphs of one run.  Two to four sets of addresses take turns where results become arguments, more where
+batches move."""
 
 MOST_SEEN = 64
 """Sets that came once and are remembered."""

@@ -19,7 +19,8 @@ from astitch.run.dlpack_export import last_released, wait_for_jax
 from astitch.run.result_memory import give_back_all
 
 _SHORTAGES = ("OutOfMemoryError", "OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "ALLOC_FAILED")
-"""In the errors of CuPy, of the driver (a kernel's stack), of the runtime and of cuBLAS (its workspace)."""
+"""Names of shortage in errors of CuPy, of the driver (a kernel's stack), of the runtime and of cuBLAS (its
+workspace)."""
 
 
 def is_shortage(error: Exception) -> bool:

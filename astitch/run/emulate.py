@@ -52,7 +52,7 @@ MAX_BLOCKS = 2**31 - 1
 """Blocks of a one-dimensional grid."""
 
 DEVICE_ALIGNMENT = 256
-"""What cudaMalloc aligns to; checked launches place every argument so."""
+"""The alignment of cudaMalloc; checked launches align every argument so."""
 
 GUARD_BYTES = 64 << 10
 """Room between the arguments of a checked launch, so that an index a little off hits nothing."""

@@ -25,7 +25,7 @@ from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
 
 LEAST_THREADS = 4
-"""From which on one is free for a kernel that may not be wanted."""
+"""With so many threads one is free for a kernel that may not be wanted."""
 
 Render = Callable[[Plan], str]
 """The CUDA source an engine submits to NVRTC for a plan."""

@@ -63,7 +63,7 @@ class Callback(threading.local):
 
 
 _AT_ONCE = 6
-"""Of how many signals the handlers may raise one after the other, each while what the one before raised is caught."""
+"""So many signal handlers may raise one after the other, each while the exception before it is caught."""
 
 
 class _Server:

@@ -294,8 +294,8 @@ def _remove_at(folder: int, name: str) -> None:
 # ---- locks -----------------------------------------------------------------------------------------------------------
 
 _locks: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
-"""Those that this process waits for or holds.  One that nobody refers to any more is closed, and so free: also where a
-signal came before it could be given back."""
+"""The locks that this process waits for or holds.  One that nobody refers to any more is closed, and so free: also
+where a signal came before it could be given back."""
 
 
 def _wait_for_lock(file: int, longest_s: float) -> bool:

@@ -26,11 +26,12 @@ from astitch.tiling.strategy import (
 )
 
 SPLIT_COLUMN_BYTES = 3 * SPLIT_MIN_BYTES
-"""What splitting the rows of a column-reduce must spare a block, whose threads have several loads on their way.  On an
-H100 rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without."""
+"""Splitting the rows of a column-reduce must spare a block so many bytes; its threads have several loads on their way.
+On an H100 rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without."""
 
 OCCUPIED_BYTES = 1 << 20
-"""Of a column-reduce in one block: beyond, the barrier is lost beside what more blocks on an SM gain."""
+"""From so many bytes in one block on a column-reduce is split where blocks are free: a barrier costs less than more
+blocks on an SM gain."""
 
 COLUMN_BYTES = 8
 """Bytes of an access of a thread that sums columns of a narrow type.  Each column is a sum to hold and to exchange
@@ -48,8 +49,9 @@ Each member of a block group reads all parts (instance-norm 32x64x64x512: f32, o
 twice; bf16, one in 2, 175 beside 155, while lines of shared memory met in one bank)."""
 
 BLOCK_GROUP_BYTES, BLOCK_GROUP_LINE_BYTES = 4, 128
-"""What a thread and a block read of a row whose columns a block group sums and keeps.  Fewer columns in a thread are
-fewer sums to combine.  Half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
+"""Bytes that a thread and a block read of a row whose columns a block group sums and keeps.  Fewer columns in a thread
+are fewer sums to combine.  Half the columns in a block are twice the rows, half the parts, a quarter of the
+exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from astitch.tiling.space import (
 from astitch.tiling.strategy import SPLIT_MIN_BYTES, Request, Strategy, always
 
 ACROSS_BYTES = SECTOR_BYTES
-"""What a warp covers of arrays that lie along another dimension than its own vectors do."""
+"""Bytes that a warp covers of arrays that lie along another dimension than its own vectors."""
 
 
 def why_not_any_order(space: Space) -> str | None:

@@ -37,7 +37,8 @@ MAX_STATES = 64
 """Elements of a thread that are scanned together."""
 
 COLUMN_BYTES = 8
-"""What a thread reads of a row whose columns it scans; its neighbours and it read a line at most, a sector at least."""
+"""Bytes that a thread reads of a row whose columns it scans.  With its neighbours it reads a line at most, a sector at
+least."""
 
 BLOCKS_PER_SM = 3
 """Blocks of an SM that wait for memory in turns, each loading a tile and then scanning it."""

@@ -27,7 +27,8 @@ from astitch.toolchain import assemble_ptx
 log = logging.getLogger("astitch")
 
 LEAST_BYTES = 128 << 10
-"""Of PTX, for which a process is begun: the driver takes 0.2 s for them, a process 0.4 s until it can begin."""
+"""The least bytes of PTX for which a process is begun.  The driver takes 0.2 s for them, a process 0.4 s until it can
+begin."""
 
 
 @dataclass(frozen=True, slots=True)

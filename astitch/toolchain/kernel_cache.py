@@ -30,7 +30,7 @@ LIMIT_BYTES = 512 * 1024 * 1024
 """Size that the cache shrinks back to, oldest use first."""
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""What a process keeps in memory of entries that the folder did not take; the first come stay."""
+"""The most bytes of refused entries that a process keeps in memory; those that come first stay."""
 
 LONGEST_WAIT_S = 120.0
 """For another process that compiles the same kernel."""

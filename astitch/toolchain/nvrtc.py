@@ -33,7 +33,7 @@ FLAGS: tuple[str, ...] = (
     "--fmad=false",
     "--ptxas-options=-v",
 )
-"""What every kernel is compiled with, besides the architecture and the register bound."""
+"""The flags of every kernel, besides the architecture and the register bound."""
 
 LEAST_VERSION = (12, 3)
 """The first NVRTC whose PTX (8.3) has accesses of 128 bits that are one to the memory (cuda/astitch.cuh)."""

@@ -19,8 +19,8 @@ from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope
 
 LEAST_BYTES_AGAIN = 16 << 20
-"""Of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers that may be
-one leave the compiler less freedom."""
+"""The least size of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers
+that may be one leave the compiler less freedom."""
 
 
 def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
