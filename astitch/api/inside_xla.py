@@ -96,8 +96,9 @@ def stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    Some functions are traced as they are, with a warning: those with effects (prints, callbacks) that only JAX can
-    order, and those that astitch cannot read.  So are calls whose arguments are not arrays of one device.
+    Some functions are traced as they are, with a warning.  They have effects (prints, callbacks) that only JAX can
+    order, or hold what astitch cannot read.  Calls
+    whose arguments are not arrays of one device are traced so too.
     """
     import jax
     from jax._src.core import trace_state_clean

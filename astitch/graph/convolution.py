@@ -108,8 +108,8 @@ def canonical_convolution(
 
 
 def channels_last(attrs: ConvolutionAttrs, form: Form) -> tuple[tuple[int, ...] | None, ...]:
-    """For each array of a convolution that is meant in a form (left operand, right operand, result): its dimensions, in
-    the order of a packed tensor whose channels come last.  None where groups stand in the middle of a dimension.
+    """For the left operand, the right operand and the result of a convolution that is meant in a form: the dimensions
+    of a packed tensor whose channels come last, in order.  None where groups stand in the middle of a dimension.
     """
     lhs = (attrs.input_batch, *attrs.input_spatial, attrs.input_feature)
     rhs = (attrs.kernel_output_feature, *attrs.kernel_spatial, attrs.kernel_input_feature)

@@ -1,7 +1,7 @@
 """TaskLoop -> Section: a task loop phase by phase, around the values that values.py places.
 
-A task loop becomes the indices of the task and its phases.  Each phase has the values that a task needs once, the nest
-of row, column and lane loops over a thread's elements, and the reductions across threads and blocks.  Who does what:
+A task loop becomes the indices of the task and its phases.  Each phase has three parts: values that a task needs once,
+the nest of loops over a thread's elements, and reductions across threads and blocks.  Who does what:
 
 - loop_nest.py: the statements and known values by nest depth, which all others share.
 - values.py, choices.py, loads.py: the value of an op at an index.

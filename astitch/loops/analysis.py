@@ -220,9 +220,9 @@ def _find_counters(graph: Graph, node: Node) -> dict[int, Affine]:
 
 
 def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
-    """The parts of a while's state that are known after it, by their numbers: its counters, and stacks whose slices are
-    numbers that the turn decides.  Nothing where its turns are not known.  Nothing either where a counter leaves its
-    type: it starts again then, and may be what the turns are counted by."""
+    """The parts of a while's state that are known after it, by their numbers.  They are its counters, and stacks whose
+    slices are numbers that the turn decides.  Nothing where its turns are not known.  Nothing either where a counter
+    leaves its type: it starts again then, and may be what the turns are counted by."""
     turns = count_turns(graph, node)
     if turns is None:
         return {}

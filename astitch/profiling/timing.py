@@ -17,8 +17,8 @@ BATCH_US = 4000.0
 """Work of a batch: long beside the 10 us for which its end is waited."""
 
 IN_FLIGHT = 8
-"""The least number of long calls in a batch.  With fewer calls a good part of the time is the launch of the first,
-for which the GPU waits, and the end of the last, for which the host waits."""
+"""The least number of long calls in a batch.  With fewer calls two waits are a good part of the time: the GPU waits for
+the first launch, the host for the last end."""
 
 LONGEST_BATCH_US = 400_000.0
 """Work of a batch with no more calls than IN_FLIGHT."""

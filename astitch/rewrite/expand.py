@@ -1,9 +1,9 @@
 """Graph -> Graph: scatters, windows, what pooling hands back and random bits as ops that a kernel can hold.
 
-A scatter that writes each element at most once is a select over its result: every element looks for the one update that
-may be meant for it.  A small window is a combination of shifted slices; one that reaches back to the start (cumsum) a
-kernel scans as it is, or in pieces.  Needs a simplified graph and hands on a simplified one; an op for which the graph
-does not prove what a rule asks for stays, and runs through the reference.
+A scatter that writes each element at most once is a select over its result.  Every element looks for the one update
+that may be meant for it.  A small window is a combination of shifted slices; one that reaches back to the start
+(cumsum) a kernel scans as it is, or in pieces.  Needs a simplified graph and hands on a simplified one; an op for which
+the graph does not prove what a rule asks for stays, and runs through the reference.
 """
 
 from __future__ import annotations
@@ -438,8 +438,8 @@ def unroll_window(node: Node, draft: Draft) -> Node | str | None:
 def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     """reduce-window(x, e) from the start to each element, or from each to the end: itself, which a kernel scans.
 
-    A few long scans whose region no block group scans together would leave most of a GPU idle: y[i, j] = f(scan(sums of
-    the pieces)[i - 1], scan(x[i])[j]).  f must be associative, as HLO asks of it.
+    A region that no block group scans together, in few long scans, would leave most of a GPU idle.  So y[i, j] =
+    f(scan(sums of the pieces)[i - 1], scan(x[i])[j]).  f must be associative, as HLO asks of it.
     """
     running, found = find_running(node), _fold_window(node, draft)
     if running is None or found is None:

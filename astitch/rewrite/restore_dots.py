@@ -1,7 +1,7 @@
 """Graph -> Graph: sums of products written out, and products merged, as the products that they were.
 
-XLA's simplifier writes a matrix times a vector out as a multiplication and a sum, and makes one product of two that
-share an operand (DotMerger), before its hook.  A loop is one kernel only where its products are known as such.
+Before its hook XLA's simplifier writes a matrix times a vector out as a multiplication and a sum.  It makes one product
+of two that share an operand (DotMerger).  A loop is one kernel only where its products are known as such.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _counts_along(draft: Draft, node: Node, dimension: int) -> bool:
 def _read_selection(chosen: Node) -> Graph | None:
     """`a, b -> whether a window keeps a`, from a region of (element, place ..) twice.
 
-    The region keeps the first where there is one that is as good, or where there is no second: places are -1 where
+    The region keeps the first where there is one that is as good, or where there is no second.  Places are -1 where
     there is none.
     """
     (region,) = chosen.regions

@@ -313,9 +313,9 @@ def plan_scope(
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
-    schedule: the open choices; None compares the rules' schedule with others.  Another one wins if
-    it is projected to be clearly faster, or if the compiler, asked through `observe`, says that the kernel before it in
-    rank spills.
+    schedule: the open choices; None compares the rules' schedule with others.  Another one wins if it is projected to
+    be clearly faster.  It wins too if the compiler, asked through `observe`, says that the kernel before it in rank
+    spills.
     compile_early: is given the plan that `observe` will likely be asked of next.
     default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.

@@ -1,7 +1,7 @@
 """Scope -> the fastest of its plans, by measuring the few that are projected to be fastest.
 
-What was found is kept on disk as JSON, under a hash of the scope's ops, of its kernel by the rules and of the GPU.  The
-next compilation of the same scope takes the schedule from there and measures nothing.
+What was found is kept on disk as JSON.  Its key is a hash of the scope's ops, of its kernel by the rules and of the
+GPU.  The next compilation of the same scope takes the schedule from there and measures nothing.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ SPLIT_COLUMN_BYTES = 3 * SPLIT_MIN_BYTES
 On an H100 rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without."""
 
 OCCUPIED_BYTES = 1 << 20
-"""From so many bytes in one block on a column-reduce is split where blocks are free: a barrier costs less than more
-blocks on an SM gain."""
+"""A column-reduce of more bytes in one block is split where blocks are free: a barrier costs less than more blocks on
+an SM gain."""
 
 COLUMN_BYTES = 8
-"""Bytes of an access of a thread that sums columns of a narrow type.  Each column is a sum to hold and to exchange
-(bf16, 8 bytes beside 16: batch-norm 64x56x56x256 114 us beside 122, column sum 65536x1024 47.9 beside 48.8)."""
+"""Bytes of an access of a thread that sums columns of a narrow type.  Each column is a sum to hold and to exchange.
+(bf16, 8 bytes beside 16: batch-norm 64x56x56x256 114 us beside 122, column sum 65536x1024 47.9 beside 48.8.)"""
 
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""

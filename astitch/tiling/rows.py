@@ -35,8 +35,8 @@ MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
 
 MAX_ROW_ELEMENTS = 16
-"""The most elements of a row in one thread.  Narrow ones too are worked on as 32-bit values, and more of them leave
-half of an H100's warps without registers (softmax and LayerNorm of bf16)."""
+"""The most elements of a row in one thread.  Narrow ones too are worked on as 32-bit values.  More of them leave half
+of an H100's warps without registers (softmax and LayerNorm of bf16)."""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""

@@ -196,7 +196,7 @@ def choose_nvrtc(arch: str) -> Choice:
     """The NVRTC to compile for `arch` ("sm_90") with, and why.
 
     The newest that knows the architecture, of LEAST_VERSION or later.  Where a driver is installed, one that is not
-    newer than the driver comes first, then one of the driver's major version, whose cubins still load.
+    newer than the driver comes first.  Next comes one of the driver's major version, whose cubins still load.
     Raises CompilerMissing.
     """
     return _choose(arch, find_nvrtcs(), driver_version())

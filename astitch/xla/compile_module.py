@@ -67,9 +67,10 @@ def compile_for_xla(
     conditionals are stitched too, where the environment says nothing.
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts, from several threads.  It gets most kernels that XLA will load as
-    soon as they are compiled, all of them in the end, and some that XLA will not load.
+    soon as they are compiled, and all of them in the end.  It also gets some that XLA will not load.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
-    it is raised.  Raises AstitchError.
+    it is raised.
+    Raises AstitchError.
     """
     wanted = options.loops()
     if simplified and wanted is options.Loops.KERNELS:

@@ -107,9 +107,7 @@ def test_an_opcode_that_astitch_does_not_know_is_an_op_of_xla_s() -> None:
     again = import_hlo(export_whole(graph))
     assert again == graph and again["d"].attrs == graph["d"].attrs
     text = render(export_whole(graph))
-    assert (
-        "#chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions" in text
-    )
+    assert "#chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions" in text
     assert "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]" in text
     with pytest.raises(UnsupportedOp, match="strict was asked for"):
         compile_hlo(RAGGED_DOT, strict=True)
