@@ -296,7 +296,7 @@ class _Reader:
             self._keep(stack[-1], frame.calls, result)
 
     def _keep(self, frame: _Frame, instruction: Any, value: _Value) -> None:
-        """Remembers what an instruction stands for, which has the shape that the instruction declares.
+        """Remembers the value that an instruction stands for; it has the instruction's declared shape.
 
         So what is read never has more arrays than the shapes in the module.
         """

@@ -285,7 +285,7 @@ class Trained:
 def _link(
     results: Sequence[Any], inputs: Sequence[Any], derive: Callable[..., list[Any]]
 ) -> list[Any]:
-    """The results as what a tape derives by a function of their gradients, which gives those of the inputs."""
+    """The results, recorded on a tape with a function from their gradients to the gradients of the inputs."""
     import tensorflow as tf
 
     linked = tf.custom_gradient(lambda *_: (list(results), derive))(*inputs)

@@ -210,7 +210,7 @@ def _strip(instruction: Any) -> Any:
 def _collect(
     number: int, computations: Mapping[int, Any], found: dict[int, Any], where: str
 ) -> None:
-    """A computation and those that it calls, each after those that it calls itself."""
+    """A computation and all that it calls, callees first."""
     opened: set[int] = set()
     stack = [number]
     while stack:

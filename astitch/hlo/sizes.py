@@ -99,7 +99,8 @@ def _calls_of(computation: Any) -> Iterator[tuple[int, bool]]:
 
 
 def _count_values(computation: Any) -> int:
-    """The arrays that its instructions give, and those that they read where they do not just pass them on."""
+    """How many arrays a computation's instructions give, and how many they read.  Arrays that are just passed on do not
+    count."""
     given = {i.id: _count_leaves(i.shape) for i in computation.instructions}
     count = sum(given.values()) + len(given)
     for instruction in computation.instructions:

@@ -170,7 +170,7 @@ def _choose(candidates: Mapping[str, _Candidate]) -> frozenset[str]:
 
 
 def _without(loop: _Loop, wanted: Set[str]) -> k.Section:
-    """The loop without the values that are computed before it, which keep the names that it has for them."""
+    """The loop without the values that are computed before it.  They keep their names."""
     body: list[k.Statement] = []
     left = set(loop.read)
     for statement in reversed(loop.section.body):  # readers first

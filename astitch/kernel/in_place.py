@@ -56,7 +56,7 @@ class _Place:
 
 
 Uses = list[tuple[_Place, ...]]
-"""The statements that name an array, each after those that it stands in, from the outermost."""
+"""The statements that name an array, each behind its enclosing statements, the outermost first."""
 
 
 def find_uses(body: tuple[Any, ...], names: Collection[str]) -> dict[str, Uses]:

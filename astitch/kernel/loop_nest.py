@@ -99,7 +99,7 @@ class LoopNest:
         self.frame(depth).cache[key] = value
 
     def recall(self, key: object) -> object | None:
-        """What is known where the nest stands, by the key that it was remembered under."""
+        """The value remembered under a key, if it is known where the nest stands."""
         before_lanes = False  # the choice of a vector stands before the loop over its lanes
         for conditional in reversed(self.conditionals):
             inside, outside = conditional.lanes, conditional.outside

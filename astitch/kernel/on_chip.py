@@ -181,7 +181,7 @@ class OnChip:
             self.kept_whole.add(key)
 
     def kept_position(self, kept: Kept) -> Linear:
-        """The place of the element at which the nest stands among those that are kept of a value."""
+        """The place of the nest's current element among the kept elements of a value."""
         m = self.mapping
         steps = self.nest.own_step()
         if kept.depth is Depth.ROW:

@@ -31,7 +31,7 @@ def count_states(m: Mapping, place: Placement) -> int:
 
 
 def find_state(m: Mapping, place: Placement) -> tuple[Linear, Depth]:
-    """Which of the thread's states holds the element at which the nest stands, and the depth that knows it."""
+    """The number of the state that holds the nest's current element, and the depth that knows it."""
     rows, cols = kept_axes(m, place)
     form, depth = ix.ZERO, Depth.TASK
     if rows:

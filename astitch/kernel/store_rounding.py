@@ -78,7 +78,7 @@ def _is_rounded(value: k.Value, dtype: DType) -> bool:
 
 
 def _find_needed(statements: Sequence[k.Statement], packed: Set[str]) -> Iterator[str]:
-    """Names that statements read, but for those that they only store in their own type's memory.
+    """Names that statements read otherwise than to store them in memory of their own type.
 
     packed: vectors whose lanes are rounded when they are stored.
     """

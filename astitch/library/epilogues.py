@@ -49,7 +49,7 @@ class _Kernel:
 def find_epilogues(
     graph: Graph, scopes: Mapping[str, Scope], steps: Sequence[Step]
 ) -> tuple[tuple[Epilogue, ...], tuple[str, ...]]:
-    """What is nothing but a product's epilogue, and why other kernels that read products are more than that.
+    """The kernels that are a product's epilogue, and why other kernels that read products are none.
 
     scopes: by the names of their kernels.
     """

@@ -113,8 +113,8 @@ def find_alignment(form: Linear, atoms: Atoms) -> int:
 
 
 def find_across(form: Linear, atoms: Atoms) -> Symbol | None:
-    """The atom along which an array's elements are neighbours, where that is another than the last and that one makes
-    long steps; None else."""
+    """The atom along which an array's elements are neighbours; None where the last atom's steps are shorter than two
+    elements."""
     if not atoms or abs(form.coefficient(atoms[-1])) < 2:
         return None
     single = {term: abs(c) for term, c in form.terms if isinstance(term, Symbol)}

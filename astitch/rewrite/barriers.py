@@ -102,7 +102,8 @@ def open_barriers(graph: Graph) -> Opened:
 def _find_live(
     nodes: Mapping[str, Node], live: Mapping[str, Node], waits: Sequence[Held]
 ) -> tuple[Held, ...]:
-    """What a barrier waits for, with what is computed for it alone as what that is computed from."""
+    """The live values that a barrier waits for.  In place of one that is not live stand the values that it is computed
+    from."""
     found: dict[Held, None] = {}
     pending, seen = list(reversed(waits)), set[str]()
     while pending:
@@ -121,7 +122,7 @@ def find_behind(barriers: Sequence[Barrier]) -> dict[tuple[str, str], str]:
 
 
 def close_barriers(graph: Graph, names: Collection[str], barriers: Sequence[Barrier]) -> Graph:
-    """The graph in which those called `names` read what they read behind a barrier through one of its own."""
+    """The graph in which the nodes `names` have a barrier of their own before what they read behind a barrier."""
     behind = {pair: name for pair, name in find_behind(barriers).items() if pair[0] in names}
     if not behind:
         return graph

@@ -1,8 +1,8 @@
 """rng-bit-generator as element-wise ops, so that kernels draw the bits where they need them and none are stored.
 
 Takes one of its two results in a Draft, hands on the value in its place; bit for bit as random_bits.py, which tells how
-the counters lie over a result.  An element computes the block that its bits are in; those of a thread that lie in one
-block share it, since the CUDA compiler sees that they do.
+the counters lie over a result.  An element computes the block that its bits are in; elements of a thread that lie in
+one block share it: the CUDA compiler finds the common computation.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class _Traffic:
 
 
 def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int, int]:
-    """The ops that a stage computes again, the bytes that it saves, and the vertices that were looked at."""
+    """The ops that a stage computes again, the bytes saved, and the number of vertices searched."""
     read = traffic.read_by[stage]
     wanted = [
         name

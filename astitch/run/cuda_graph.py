@@ -26,7 +26,7 @@ MOST_SEEN = 64
 """Sets that came once and are remembered."""
 
 Key = tuple[int, ...] | int
-"""The addresses that a run works on, those left out that no call changes."""
+"""The addresses of a run that calls change."""
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ TARGET = "astitch_note_stream"
 """The custom call that asks XLA on which stream it runs."""
 
 _noted = threading.local()
-"""stream: on which the custom call ran last, of those that ran in this thread."""
+"""stream: of the last custom call in this thread."""
 
 
 def _note_stream(asked: Any) -> None:

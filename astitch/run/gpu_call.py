@@ -49,7 +49,7 @@ class PreparedStep:
     """What launches a step.
 
     can_capture: a CUDA graph can repeat it.  It only enqueues, on the call's stream, and does the same for the same
-    addresses; what it allocates is DeviceMemory's.  product: what it multiplies, where that is all that it does.
+    addresses; what it allocates is DeviceMemory's.  product: set where the step does nothing but multiply.
     """
 
     launch: Launch

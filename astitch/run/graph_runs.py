@@ -23,7 +23,7 @@ from astitch.system.callbacks import pass_interrupt
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive steps.  read: the addresses that calls change, of those that they work on.  graphs: None where they
+    """Consecutive steps.  read: the addresses of its steps that calls change.  graphs: None where they
     cannot be a graph."""
 
     launches: tuple[Launch, ...]

@@ -25,7 +25,7 @@ _owners: dict[int, int] = {}
 """The streams of all blocks that callers hold, by address."""
 
 _arrays: dict[int, weakref.ref[Any]] = {}
-"""The JAX arrays that those of them are which JAX got, by address."""
+"""The JAX arrays on blocks that JAX got, by address."""
 
 
 class ResultMemory:
@@ -88,8 +88,8 @@ def note_array(address: int, array: Any) -> None:
 
 
 def follows_stream(array: Any, address: int, stream: int) -> bool:
-    """Is the JAX array, which lies there, a result that is written only in the order of this stream?  Where JAX wrote
-    into a result that was donated to it, there lies another array, which JAX's own stream is still to write."""
+    """Is the JAX array, which lies there, a result that is written only in the order of this stream?  If a result was
+    donated to JAX, another array lies there, which JAX's own stream is still to write."""
     if _owners.get(address) != stream:
         return False
     known = _arrays.get(address)

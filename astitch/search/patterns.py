@@ -357,7 +357,7 @@ def _assemble(
 
 
 def join_single_readers(fusion: FusionGraph, max_statements: int) -> FusionGraph:
-    """The graph in which what only one other vertex reads is part of that vertex, up to a length.
+    """The graph in which a vertex with a single reader is part of that reader, up to a length.
 
     That saves a store and a load and keeps nothing apart; only a reduction over many blocks is left alone.
     """

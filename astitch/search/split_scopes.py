@@ -479,7 +479,7 @@ def _sum_times(
     most_us: float = math.inf,
 ) -> float:
     """The time of all parts; infinite if they are not several, one has no plan, or it is more than `most_us`.
-    known_us: the times of structures, to which those that were met for the first time are added."""
+    known_us: times by structure; the function adds those that it computes."""
     if len(parts.scopes) < 2:
         return math.inf
     total = 0.0

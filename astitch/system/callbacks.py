@@ -130,8 +130,8 @@ def is_interrupt(error: BaseException) -> bool:
 def find_interrupt(
     error: BaseException, around: BaseException | None = None
 ) -> BaseException | None:
-    """What came from outside, of an exception and those that it was raised for.  It says nothing of the work that it
-    ended.  around: what was being handled before that work began."""
+    """The interrupt among an exception and those that it was raised for; None where there is none.  It says nothing of
+    the work that it ended.  around: what was being handled before that work began."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and link is not around and id(link) not in seen:

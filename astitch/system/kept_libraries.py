@@ -1,7 +1,7 @@
 """Libraries that a compiler of the host makes once, and every later process loads from a private folder.
 
-Takes a name that tells all that a library is made of, and what makes it; hands on the library, loaded.  A folder that
-cannot be used costs the next process the compilation: the library is then loaded from memory.
+Takes a library's name, a hash of all its sources, and a function that makes it; hands on the library, loaded.  A folder
+that cannot be used costs the next process the compilation: the library is then loaded from memory.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pathlib import Path
 from astitch.system.forks import do_in_child
 
 ABANDONED_AFTER_S = 3600.0
-"""Age from which what a writer has not finished is what a crashed one left."""
+"""Age from which an unfinished file counts as left by a crashed writer."""
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.05
 """Between two looks whether another process is done."""

@@ -27,8 +27,7 @@ from astitch.tiling.strategy import BLOCK_GROUP_THREAD_BYTES, Strategy, always
 NEIGHBOUR_BYTES = 256
 """Bytes of neighbouring rows that a block walks over side by side: as few as keep the memory fast.  A member of a block
 group exchanges a part for each row with as many other members.  (Group-norm f32 32x64x64x512 by hand: 256 bytes 187 us,
-512 192, 2048 233.)  And where all blocks run at once, so that nothing hides what meeting takes: as little as a
-sector."""
+512 192, 2048 233.)  Where all blocks run at once nothing hides the meetings: then as little as a sector."""
 
 
 def _is_beside(outer: Atoms, col: Atoms, atoms: Atoms) -> bool:

@@ -227,7 +227,7 @@ class Space:
     running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
     dimensions, and none is dropped.  parted: what is combined may be parted anyhow.
     arrays: how many arrays are read.
-    across: the dimension along which most of that lies which is read or written in another order; or None.
+    across: the dimension along which most arrays lie that are read or written in another order; or None.
     """
 
     atoms: Atoms

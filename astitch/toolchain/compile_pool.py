@@ -29,8 +29,8 @@ class _Rank(enum.IntEnum):
 
 
 class _Turn:
-    """A lock, handed to the first by rank of those that wait, of equal ones to the one that came first.  Nobody else is
-    woken."""
+    """A lock.  Of the threads that wait the first by rank gets it; of equal ranks the one that came first.  Nobody else
+    is woken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -104,7 +104,7 @@ def agree(
     devices: Iterable[Any] | None = None,
     group: Group | None = None,
 ) -> Agreed:
-    """What all processes compile in place of a module; warns where that is not what this process made.
+    """What all processes compile in place of a module; warns where another version than this process's was taken.
 
     handed: the HloModuleProto that XLA handed over.  own: what this process would return to XLA, None for the module as
     it is, and the reason for that.  gpu: what it was planned for.  devices: of JAX's, that the program runs on, None

@@ -38,7 +38,7 @@ has, and these are as fast; but where kinds are used often, as in many layers, e
 uses in the mean.  That is worth the time."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
-"""XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
+"""XLA's setting that names a file for its measurements.  XLA writes it before it compiles its choice."""
 
 LOOKS_EVERY_S = 0.005
 """How often it is asked whether that file is there."""
@@ -107,7 +107,7 @@ def find_finishers(scopes: Scopes) -> dict[str, Scope]:
 
 
 def find_layouts(scopes: Scopes) -> set[str]:
-    """The ops that only lay out what products give or take, which XLA is left to do with them."""
+    """The ops that only lay out operands or results of products.  XLA computes them with the products."""
     graph = scopes.graph
     taken, convolved = set[str](), set[str]()
     others = {storage_name(graph, name) for name in graph.outputs}

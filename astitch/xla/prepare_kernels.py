@@ -61,8 +61,8 @@ def choose_code(arch: str) -> Code:
     """Cubins, which the driver only has to load; it assembles one kernel after the other.
 
     XLA passes what it was given as PTX to the driver's loader, which tells them apart.  But where JAX keeps executables
-    on disk they hold that as a string of UTF-8, which no cubin is.  A driver knows no PTX of a newer NVRTC: then JAX
-    cannot read again what it keeps.  Raises KernelCompileError where no NVRTC compiles for `arch`.
+    on disk, they hold the text as a UTF-8 string, and a cubin is none.  A driver knows no PTX of a newer NVRTC: then
+    JAX cannot read again what it keeps.  Raises KernelCompileError where no NVRTC compiles for `arch`.
     """
     import jax
 

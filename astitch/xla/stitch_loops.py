@@ -1,7 +1,7 @@
 """The loops of a program that run as one kernel each.
 
-Takes a Compilation, hands on the kernels of the whiles that XLA was to run, by what those compute, and why others have
-none.
+Takes a Compilation, hands on the kernels of the whiles that XLA was to run, by what the whiles compute.  Every other
+while has a reason.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ def find_loops(
 
 
 def name_loop(number: int) -> str:
-    """What the kernel of a program's loop is called, counted among those that are one kernel."""
+    """The name of a loop's kernel. number: among the program's loops that are one kernel."""
     return f"loop_{number}"

@@ -120,9 +120,9 @@ class _ModuleWriter:
         return self.views[key]
 
     def pass_barrier(self, name: str, buffer: str) -> str:
-        """What a buffer holds, handed on by a barrier that waits for all that the program's waits for.
+        """The value of a buffer behind a barrier that waits for the same values as the program's barrier.
 
-        Of that, what a kernel computes for itself is not there: the barrier waits for what that is computed from.
+        A value that a kernel computes for itself is in no buffer: the barrier waits for what it is computed from.
         """
         passed = self.behind.setdefault(name, {})
         if buffer not in passed:
