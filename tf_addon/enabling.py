@@ -48,7 +48,7 @@ class Layer:
 
 
 class Takeover:
-    """The process's one: its wishes, and the shim once it is there."""
+    """What runs through astitch in this process: the wishes of each block, and the shim once it is installed."""
 
     def __init__(self) -> None:
         # The first outlasts all blocks.  Blocks of several threads end in any order.
