@@ -18,7 +18,7 @@ COLLECTIVES = frozenset(
 def communicates(node: Node) -> bool:
     """Does the op, or one in its regions, exchange data with other devices?"""
     if isinstance(node.attrs, OpaqueAttrs):
-        return node.attrs.opcode in COLLECTIVES
+        return node.attrs.opcode in COLLECTIVES or node.attrs.communicates
     return any(communicates(inner) for region in node.regions for inner in region)
 
 

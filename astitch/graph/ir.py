@@ -495,6 +495,7 @@ class OpaqueAttrs:
     operands.  operands: of what arrays each of its operands is made; the node's operands are these arrays.
     computations: serialized HloComputationProtos, which the instruction and the later ones call by their numbers here.
     has_effect: it speaks to the host or to other devices, so that nobody may leave it out, repeat it or merge it.
+    communicates: one of the computations exchanges data with other devices.
     """
 
     opcode: str
@@ -503,6 +504,7 @@ class OpaqueAttrs:
     operands: tuple[Tree, ...] = ()
     computations: tuple[bytes, ...] = field(default=(), repr=False)
     has_effect: bool = False
+    communicates: bool = field(default=False, repr=False)
 
 
 Attrs = (

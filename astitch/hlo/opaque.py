@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astitch.errors import MalformedHlo, UnsupportedOp
+from astitch.graph.collectives import COLLECTIVES
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
@@ -122,6 +123,7 @@ def carry_instruction(
         tuple(_tree_of(shape) for shape in operand_shapes),
         tuple(called),
         any(map(_may_have_effect, inside)),
+        any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
     )
     if origin is not Origin.COMPILER:
         trusted = origin is Origin.PROCESS

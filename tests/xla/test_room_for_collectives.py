@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from astitch.device.gpu import PRESETS, preset
+from astitch.graph.collectives import find_awaited
 from astitch.graph.ir import ArrayType, DType, Graph, Node, OpaqueAttrs, ParameterAttrs
+from astitch.hlo_import import import_from_compiler, serialize_module
+from astitch.xla.hook import read_module
+from astitch.xla.marks import OUTSIDE
 from astitch.xla.room_for_collectives import COLLECTIVE_BLOCKS, leave_room
 
 MEETING, COLLECTIVE = "meeting", "collective"
@@ -175,3 +179,43 @@ def test_a_program_that_communicates_leaves_room(name: str) -> None:
     assert leave_room(gpu, _graph("partition-id")) is gpu
     planned = leave_room(gpu, _graph("all-reduce"))
     assert planned.sms + COLLECTIVE_BLOCKS == gpu.sms
+
+
+LOOP = """HloModule loop
+add { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }
+body {
+  state = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  v = f32[4] get-tuple-element(state), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  sum = f32[4] all-reduce(v), replica_groups={{0,1}}, channel_id=1, use_global_device_ids=true, to_apply=add
+  ROOT t = (s32[], f32[4]) tuple(next, sum)
+}
+condition {
+  state = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  end = s32[] constant(5)
+  ROOT less = pred[] compare(i, end), direction=LT
+}
+ENTRY main {
+  x = f32[4] parameter(0)
+  y = f32[4] exponential(x)
+  zero = s32[] constant(0)
+  start = (s32[], f32[4]) tuple(zero, y)
+  loop = (s32[], f32[4]) while(start), body=body, condition=condition
+  ROOT result = f32[4] get-tuple-element(loop), index=1
+}"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_loop_that_communicates_leaves_room_also_where_it_stays_as_it_is(kept: bool) -> None:
+    module = read_module(serialize_module(LOOP))
+    loops = [
+        (c.id, i.id) for c in module.computations for i in c.instructions if i.opcode == b"while"
+    ]
+    graph = import_from_compiler(module, dict.fromkeys(loops, OUTSIDE) if kept else {})
+    gpu = preset("h100")
+    assert leave_room(gpu, graph).sms == gpu.sms - COLLECTIVE_BLOCKS
+    exponential = next(node.name for node in graph if node.op == "exponential")
+    assert find_awaited(graph)[exponential]
