@@ -37,7 +37,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS
 from astitch.hlo import schema
 from astitch.hlo.literal import write_literal
-from astitch.hlo.opaque import add_computations, restore_instruction
+from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
 from astitch.hlo.shapes import TUPLE, write_shape, write_tuple_shape
 
 
@@ -185,11 +185,17 @@ class _Module:
 
 @dataclass(slots=True)
 class _Value:
-    """An instruction: its id and what it computes."""
+    """An instruction: its id and what it computes.
+
+    projected: its elements, as far as somebody read them.  source: the tuple of which it is such an element.
+    whole: what a flat tuple holds the arrays of; None: itself.
+    """
 
     id: int
     shape: Any
     projected: dict[int, _Value] = field(default_factory=dict)
+    source: _Value | None = None
+    whole: _Value | None = None
 
 
 class _Computation:
@@ -200,6 +206,7 @@ class _Computation:
         self.name = name
         self.proto = schema.HloComputationProto()
         self.values: dict[str, _Value] = {}
+        self.handed_on: set[int] = set()  # tuples that an op was given whole, by their ids
 
     def add_tuple_parameter(self, region: Graph) -> None:
         """The one parameter of a loop's or branch's computation, taken apart into the region's parameters."""
@@ -249,7 +256,21 @@ class _Computation:
             ) from None
         root = self._tuple(values, "tuple") if as_tuple or len(values) != 1 else values[0]
         self.proto.root_id = root.id
+        self._drop_unread_elements()
         self.proto.program_shape.result.CopyFrom(root.shape)
+
+    def _drop_unread_elements(self) -> None:
+        """Of tuples that were handed on whole: nothing but its end may read the start of an exchange."""
+        parts = set(self.handed_on)
+        for i in self.proto.instructions:
+            if i.opcode in (b"get-tuple-element", b"tuple") and parts.intersection(i.operand_ids):
+                parts.add(i.id)
+        read = {self.proto.root_id}
+        for i in reversed(self.proto.instructions if self.handed_on else ()):
+            if i.id in read or i.id not in parts - self.handed_on:
+                read.update(i.operand_ids)
+            else:
+                self.proto.instructions.remove(i)
 
     def write(self) -> int:
         """Adds the computation to the module; its id."""
@@ -299,6 +320,7 @@ class _Computation:
             instruction = self._start(name, "get-tuple-element", shape, node)
             instruction.tuple_index = index
             value.projected[index] = self._end(instruction, [value])
+            value.projected[index].source = value
         return value.projected[index]
 
     def _add(self, node: Node, type_: Type, operands: Sequence[_Value]) -> _Value:
@@ -346,11 +368,18 @@ class _Computation:
         leaves = self._take_apart(value, node.name)
         if isinstance(node.type, ArrayType):
             return leaves[0]
-        return self._tuple(leaves, f"{node.name}.flat")
+        flat = self._tuple(leaves, f"{node.name}.flat")
+        flat.whole = value
+        return flat
 
     def _build_tree(self, tree: Tree, arrays: Iterator[_Value], name: str) -> _Value:
         if tree is None:
             return next(arrays)
+        leaves = [next(arrays) for _ in range(_count_leaves(tree))]
+        if whole := _find_whole(leaves, tree):
+            self.handed_on.add(whole.id)
+            return whole
+        arrays = iter(leaves)
         elements = [self._build_tree(element, arrays, name) for element in tree]
         return self._tuple(elements, f"{name}.operand")
 
@@ -399,6 +428,21 @@ class _Computation:
         instruction = self._start(node.name, "conditional", write_shape(node.type), node)
         instruction.called_computation_ids.extend(called)
         return self._end(instruction, given)
+
+
+def _find_whole(leaves: Sequence[_Value], tree: Tree) -> _Value | None:
+    """The tuple that has just these arrays.  The end of an exchange must read its start itself, and no copy of it."""
+    source = leaves[0].source if leaves else None
+    if source is None or len(source.projected) != len(leaves):
+        return None
+    if any(source.projected.get(i) is not leaf for i, leaf in enumerate(leaves)):
+        return None
+    whole = source.whole or source
+    return whole if tree_of(whole.shape) == tree else None
+
+
+def _count_leaves(tree: Tree) -> int:
+    return 1 if tree is None else sum(map(_count_leaves, tree))
 
 
 # ---- pieces of the message ---------------------------------------------------------------------------------------

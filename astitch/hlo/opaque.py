@@ -120,7 +120,7 @@ def carry_instruction(
         decode(instruction.opcode),
         reason,
         bytes(kept.SerializeToString(deterministic=True)),
-        tuple(_tree_of(shape) for shape in operand_shapes),
+        tuple(tree_of(shape) for shape in operand_shapes),
         tuple(called),
         any(map(_may_have_effect, inside)),
         any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
@@ -238,9 +238,10 @@ def _collect(
         stack += missing
 
 
-def _tree_of(shape: Any) -> Tree:
+def tree_of(shape: Any) -> Tree:
+    """Of what arrays a ShapeProto is made."""
     if schema.ELEMENT_TYPES.get(shape.element_type) == "tuple":
-        return tuple(_tree_of(element) for element in shape.tuple_shapes)
+        return tuple(tree_of(element) for element in shape.tuple_shapes)
     return None
 
 

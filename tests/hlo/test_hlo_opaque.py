@@ -18,10 +18,10 @@ from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_graph
 from astitch.graph.ir import DType, Graph
 from astitch.hlo import schema
-from astitch.hlo.export import ModuleBuilder
+from astitch.hlo.export import ModuleBuilder, export_nodes
 from astitch.hlo.opaque import discard_unread_fields, is_read, outline_dynamic_shapes
 from astitch.hlo.stablehlo import to_stablehlo
-from astitch.hlo_import import import_hlo
+from astitch.hlo_import import import_from_compiler, import_hlo, serialize_module
 from astitch.program.steps import KernelStep
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
@@ -467,3 +467,33 @@ ENTRY e {{ x = f32[8] parameter(0)
  ROOT r = f32[] call(s), to_apply=total }}"""
     with pytest.raises(UnsupportedOp, match="no entry for 'all-reduce'|calls a Python function"):
         import_hlo(text)
+
+
+GATHERS = {
+    "one array": """
+  s = (f32[4], f32[8]) all-gather-start(x), channel_id=1, replica_groups={{0,1}},
+    dimensions={0}, use_global_device_ids=true
+  ROOT d = f32[8] all-gather-done(s)""",
+    "several": """
+  z = f32[6] parameter(1)
+  s = ((f32[4], f32[6]), (f32[8], f32[12])) all-gather-start(x, z), channel_id=1,
+    replica_groups={{0,1}}, dimensions={0}, use_global_device_ids=true
+  ROOT d = (f32[8], f32[12]) all-gather-done(s)""",
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_the_end_of_an_exchange_reads_its_start(name: str) -> None:
+    """XLA refuses one that reads a copy of the tuple."""
+    text = f"HloModule gather\nENTRY main {{\n  x = f32[4] parameter(0){GATHERS[name]}\n}}"
+    module = schema.HloModuleProto.FromString(serialize_module(text))
+    graph = import_from_compiler(module)
+    names = [node.name for node in graph if not node.is_parameter]
+    written = schema.HloModuleProto.FromString(export_nodes(graph, names, graph.outputs).hlo)
+    (entry,) = written.computations
+    start, end = (
+        next(i for i in entry.instructions if i.opcode == opcode)
+        for opcode in (b"all-gather-start", b"all-gather-done")
+    )
+    assert list(end.operand_ids) == [start.id]
+    assert [i.id for i in entry.instructions if start.id in i.operand_ids] == [end.id]
