@@ -94,13 +94,14 @@ def _find_pairs(
     candidates: list[InPlace] = []
     for source, number in numbers.items():
         read = numbers.get(into.get(source, "")) if number in written else None
-        if read is not None and read not in written and reads_last(into[source]):
+        if read is None or read in written or not reads_last(into[source]):
+            continue
+        if _is_alike(storage_type(graph, into[source]), storage_type(graph, source)):
             candidates.append(InPlace(read, number))
     for source, number in numbers.items():
         array = None if number in written else _used_up(graph, scope, source)
         for result in written if array else ():
-            made = storage_type(graph, arguments[result].source)
-            if array and (made.dtype, made.size) == (array.dtype, array.size):
+            if array and _is_alike(array, storage_type(graph, arguments[result].source)):
                 candidates.append(InPlace(number, result))
     names = {arguments[i].name for pair in candidates for i in (pair.read, pair.written)}
     uses = find_uses(kernel.body, names) if candidates else {}
@@ -112,6 +113,11 @@ def _find_pairs(
             pairs.append(pair)
             taken |= both
     return pairs
+
+
+def _is_alike(one: ArrayType, other: ArrayType) -> bool:
+    """May one custom call have both in the same memory?  XLA wants one type there; a reshape changes the shape."""
+    return (one.dtype, one.size) == (other.dtype, other.size)
 
 
 def _used_up(graph: Graph, scope: Scope, buffer: str) -> ArrayType | None:

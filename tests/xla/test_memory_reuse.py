@@ -226,3 +226,19 @@ def test_a_parameter_that_is_not_donated_is_not_written_over() -> None:
     assert compile_donated(lambda x: x * 2, 0, normal(64, 96))[1] == {}
     ((pair,),) = compile_donated(lambda x: x * 2, 1, normal(64, 96))[1].values()
     assert pair == InPlace(read=0, written=1)
+
+
+ALIASED = """HloModule shares, input_output_alias={{ {{0}}: (0, {{}}, may-alias) }}
+ENTRY main {{
+  x = f32[64,96] parameter(0)
+  y = {0}[64,96] {1}(x)
+  z = {0}[6144] reshape(y)
+  ROOT results = ({0}[6144]) tuple(z)
+}}"""
+
+
+@pytest.mark.parametrize(("dtype", "shares"), [("f64", False), ("s32", False), ("f32", True)])
+def test_what_shares_memory_has_one_element_type(dtype: str, shares: bool) -> None:
+    text = ALIASED.format(dtype, "exponential" if shares else "convert")
+    compilation = compile_graph(import_hlo(text), few_sms(4))
+    assert bool(find_in_place(compilation, [True])) == shares
