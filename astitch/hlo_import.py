@@ -416,15 +416,15 @@ class _Reader:
             )
         if opcode == "get-tuple-element":
             return self._read_projection(frame, instruction, name, where)
+        if self.module.origin is Origin.COMPILER and opcode != "after-all":
+            refuse_order(instruction, where)
         if opcode in ("copy", "add-dependency", "domain"):
             return self._operand(frame, instruction, 0)
         if opcode == "after-all":
             return ()  # a token: an order for effects, and there are none
         if opcode == "custom-call" and instruction.custom_call_target == b"Sharding":
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
-        if self.module.origin is Origin.COMPILER:
-            refuse_order(instruction, where)
-        elif opcode == "custom-call":
+        if self.module.origin is not Origin.COMPILER and opcode == "custom-call":
             refuse_effects(instruction, where)
         if opcode == "set-dimension-size" and not is_dynamic(instruction.shape):
             return self._operand(frame, instruction, 0)  # to the whole dimension

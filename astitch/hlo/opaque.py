@@ -188,6 +188,8 @@ def refuse_order(instruction: Any, where: str) -> None:
     """Raises UnsupportedOp for what a Graph cannot say: an order of effects, or memory of the host."""
     if instruction.control_predecessor_ids:
         raise UnsupportedOp(f"{where}: it has control dependencies, which are left as they are")
+    if instruction.opcode == b"add-dependency":
+        raise UnsupportedOp(f"{where}: add-dependency orders ops, which are left as they are")
     if instruction.custom_call_target in _HOST_MEMORY:
         raise UnsupportedOp(
             f"{where}: it moves an array between the host's memory and the device's"

@@ -497,3 +497,26 @@ def test_the_end_of_an_exchange_reads_its_start(name: str) -> None:
     )
     assert list(end.operand_ids) == [start.id]
     assert [i.id for i in entry.instructions if start.id in i.operand_ids] == [end.id]
+
+
+@pytest.mark.parametrize(
+    ("copy", "reason"),
+    [
+        ("f32[4] copy(y), control-predecessors={z}", "control dependencies"),
+        ("f32[4]{0:S(5)} copy(y)", "its memory is not the device's"),
+        ("f32[4] add-dependency(y, t)", "add-dependency orders"),
+    ],
+)
+def test_a_copy_that_orders_or_moves_refuses_the_compiler_s_module(copy: str, reason: str) -> None:
+    text = f"""HloModule copies
+ENTRY main {{
+  x = f32[4] parameter(0)
+  y = f32[4] exponential(x)
+  z = f32[4] sine(x)
+  t = token[] after-all()
+  c = {copy}
+  ROOT r = (f32[4], f32[4]) tuple(c, z)
+}}"""
+    module = schema.HloModuleProto.FromString(serialize_module(text))
+    with pytest.raises(UnsupportedOp, match=reason):
+        import_from_compiler(module)
