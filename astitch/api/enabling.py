@@ -22,6 +22,7 @@ from astitch.device.gpu import PRESETS
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.faults import FaultWarning, show_error
 from astitch.system.callbacks import Callback, pass_interrupt
+from astitch.system.forks import once
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.api.transformation import Compiling, Report
@@ -143,7 +144,7 @@ def _install() -> None:
         raise EngineUnavailable(f"astitch.enable: {why_no_hook()}")
 
 
-@functools.cache
+@once
 def _take_seams() -> None:
     from jax._src import cache_key, compiler
 
@@ -215,12 +216,12 @@ def _fail(data: bytes, error: Exception) -> None:
     )
 
 
-@functools.cache
+@once
 def _hook() -> Callback:
     return Callback(_answer, _fail)
 
 
-@functools.cache
+@once
 def _register() -> str:
     """Makes XLA call us when a program is compiled, once in a process.  Returns why it cannot; the empty string: it
     can."""
@@ -229,6 +230,7 @@ def _register() -> str:
     try:
         xla.register_hlo_module_transformation(_hook(), name=NAME, platforms="cuda")
     except Exception as error:
+        pass_interrupt(error)
         return show_error(error)
     return ""
 
@@ -267,6 +269,7 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
     try:
         made = compile_()
     except Exception as error:
+        pass_interrupt(error)
         if not compiling.stitched or compiling.is_strict:
             raise
         compiling.off = True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from astitch import options
+from astitch.system.forks import once
 
 OFF = "off"
 """What holds where astitch was disabled."""
@@ -32,6 +33,7 @@ class Settings:
 
 
 @functools.cache
+@once
 def context() -> Any:
     """The value of JAX's that holds Settings, OFF, or None where nobody has said anything.
 

@@ -6,7 +6,6 @@ own.  No error leaves the hook.  Report has an entry for each program.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from astitch.faults import FaultLog, is_fault, report_faults
 from astitch.hlo.schema import decode
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
+from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
@@ -85,7 +85,7 @@ class Journal:
     """Entries as they come; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self.clear()
 
     def clear(self) -> None:

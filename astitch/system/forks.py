@@ -53,6 +53,18 @@ class cached_property(functools.cached_property[Answer]):  # noqa: N801 - it sta
         self.lock = contextlib.nullcontext()
 
 
+def once(function: Callable[[], Answer]) -> Callable[[], Answer]:
+    """functools.cache for a function without arguments that may not run twice: threads that ask meanwhile wait."""
+    lock, answer = ForkLock(), functools.cache(function)
+
+    @functools.wraps(function)
+    def ask() -> Answer:
+        with lock:
+            return answer()
+
+    return ask
+
+
 class _Gate:
     """Many threads may be inside at a time; a fork waits until no other is, and none enters meanwhile.
 

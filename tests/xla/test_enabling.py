@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -105,6 +106,43 @@ def test_threads_compile_at_the_same_time() -> None:
     assert astitch.report().stitched == 4
 
 
+def test_threads_make_one_context_and_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two contexts one thread's enable() would say nothing to JAX."""
+    import time
+
+    import jax
+    from jax.extend import xla
+
+    from astitch.api import settings
+
+    made: list[str] = []
+
+    def make_slowly(name: str) -> Callable[..., None]:
+        def make(*_: Any, **__: Any) -> None:
+            time.sleep(0.1)
+            made.append(name)
+
+        return make
+
+    monkeypatch.setattr(jax, "make_user_context", make_slowly("context"))
+    monkeypatch.setattr(xla, "register_hlo_module_transformation", make_slowly("hook"))
+    fresh: list[Any] = []
+    for module, function in ((settings, settings.context), (enabling, enabling._register)):
+        name = f"{module.__name__}_again"
+        spec = importlib.util.spec_from_file_location(name, module.__file__)
+        assert spec and spec.loader
+        again = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        fresh.append(getattr(again, function.__name__))
+        monkeypatch.delitem(sys.modules, name)
+    threads = [threading.Thread(target=function) for function in fresh for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == ["context", "hook"]
+
+
 FIRST_LINE = """
 import os
 import astitch
@@ -199,6 +237,68 @@ def test_an_interrupt_is_raised_behind_xla(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     with astitch.enabled():
         assert count(layer_norm) == 1
+
+
+class TimeIsUp(Exception):
+    """What a user's signal handler raises."""
+
+
+def test_a_signal_during_xla_s_part_does_not_count_as_xla_s_refusal() -> None:
+    import signal
+
+    def handle(*_: Any) -> None:
+        raise TimeIsUp
+
+    def compile_(*_: Any) -> None:
+        calls.append(1)
+        compiling = enabling._now.compiling
+        assert compiling is not None
+        compiling.stitched = True
+        compiling.entry = transformation.Entry("jit_f", 1, "", 0.0)
+        signal.raise_signal(signal.SIGUSR1)
+
+    calls: list[int] = []
+    devices()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with astitch.enabled(), pytest.raises(TimeIsUp):
+            enabling._wrap_compile(compile_)(None, None, devices())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert calls == [1]
+
+
+def test_a_fork_leaves_the_report_free() -> None:
+    """Another thread of the parent was just writing to it."""
+    run = subprocess.run(
+        [sys.executable, "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert run.stdout == "0\n", run.stderr
+
+
+FORK = """
+import os, signal, threading
+from astitch.api.transformation import journal
+taken, done = threading.Event(), threading.Event()
+def hold():
+    with journal._lock:
+        taken.set()
+        done.wait()
+threading.Thread(target=hold, daemon=True).start()
+taken.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    journal.report()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+done.set()
+"""
 
 
 def test_what_xla_refuses_it_compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
