@@ -22,7 +22,7 @@ from astitch.graph.reference import eval_node
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import InPlace
-from astitch.run.emulate import compile_host
+from astitch.run.emulate import Order, compile_host
 from astitch.run.host_engine import allocate_aligned
 from astitch.show.compilation import Compilation
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla
@@ -144,8 +144,10 @@ def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     return run_graph(import_hlo(hlo), arguments)
 
 
-def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same for the module's entry, the body of a loop or a branch."""
+def run_graph(
+    graph: Graph, arguments: Sequence[np.ndarray], order: Order = Order.FORWARD
+) -> list[np.ndarray]:
+    """The same for the module's entry, the body of a loop or a branch.  order: in which ready threads run."""
     values: dict[str, Sequence[np.ndarray]] = {}
     for name, argument in zip(graph.parameters, arguments, strict=True):
         values[name] = [np.asarray(argument, graph[name].array.dtype.numpy)]
@@ -156,11 +158,11 @@ def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
         if node.op == "get-tuple-element":
             values[node.name] = [operands[0][node.attrs.index]]  # type: ignore[union-attr]
         elif is_kernel(node):
-            values[node.name] = launch(node, [o for (o,) in operands])
+            values[node.name] = launch(node, [o for (o,) in operands], order)
         elif node.op == "while":
             state = [o for (o,) in operands]
-            while run_graph(node.regions[0], state)[0]:
-                state = run_graph(node.regions[1], state)
+            while run_graph(node.regions[0], state, order)[0]:
+                state = run_graph(node.regions[1], state, order)
             values[node.name] = state
         elif node.op == "conditional":
             selector, *given = [o for (o,) in operands]
@@ -169,7 +171,7 @@ def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
             counts = node.attrs.operand_counts  # type: ignore[union-attr]
             before = sum(counts[:chosen])
             branch = given[before : before + counts[chosen]]
-            values[node.name] = run_graph(node.regions[chosen], branch)
+            values[node.name] = run_graph(node.regions[chosen], branch, order)
         else:
             values[node.name] = eval_node(node, [o for (o,) in operands])
     return [values[o][0] for o in graph.outputs]
@@ -179,7 +181,9 @@ def is_kernel(node: Node) -> bool:
     return isinstance(node.attrs, CustomCallAttrs) and node.attrs.target == TARGET
 
 
-def launch(node: Node, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+def launch(
+    node: Node, operands: Sequence[np.ndarray], order: Order = Order.FORWARD
+) -> list[np.ndarray]:
     """The results of a custom call: new arrays full of rubbish, at the numbers that its configuration names."""
     assert isinstance(node.attrs, CustomCallAttrs)
     types = node.type.elements if isinstance(node.type, TupleType) else [node.type]
@@ -204,6 +208,7 @@ def launch(node: Node, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         passed,
         shared_bytes=config["shared_mem_bytes"],
         cooperative=cooperative,
+        order=order,
     )
     return results
 

@@ -1,0 +1,117 @@
+"""Programs as XLA's hook gives them back, computed without a GPU.
+
+Takes a function, has XLA compile it for a GPU that is not here up to the hook, and stitches the module with kernels as
+CUDA text.  Hands on what the stitched module computes: calls of kernels run in the emulation, every other op in the
+reference interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from astitch.device.gpu import Gpu
+from astitch.graph.ir import Graph
+from astitch.hlo_import import import_hlo
+from astitch.run.emulate import Order
+from astitch.xla.hook import Stitching, is_worth, read_module, stitch_module
+from tests.ahead_of_time import devices
+from tests.emulated_xla import kernels_of, run_graph
+from tests.small_gpu import few_sms
+from tests.snapshots import stand_in_compiler
+
+SMALL = few_sms(4)
+"""Kernels whose blocks meet have few of them, which the emulation can run."""
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """What one program became.  handed: the serialized module that XLA handed over.  stitching: None where the module
+    is not worth a look."""
+
+    handed: bytes
+    stitching: Stitching | None
+
+    @property
+    def module(self) -> bytes:
+        """What XLA compiles."""
+        made = self.stitching.module if self.stitching else None
+        return self.handed if made is None else made
+
+    @property
+    def kernels(self) -> int:
+        return self.stitching.kernels if self.stitching else 0
+
+    @property
+    def graph(self) -> Graph:
+        return import_hlo(self.module)
+
+    @property
+    def in_place(self) -> int:
+        """Results of kernels that take over an operand's memory."""
+        return sum(len(node.attrs.aliases) for node in kernels_of(self.graph))  # type: ignore[union-attr]
+
+    def run(self, arguments: Sequence[Any], order: Order = Order.FORWARD) -> list[np.ndarray]:
+        """Its results.  order: in which ready threads of a kernel run."""
+        return run_graph(self.graph, [np.asarray(a) for a in arguments], order)
+
+
+def put(tree: Any) -> Any:
+    """The shapes of arrays, on a GPU that is not here."""
+    place = SingleDeviceSharding(devices()[0])
+    make: Any = jax.ShapeDtypeStruct
+
+    def on_gpu(leaf: Any) -> Any:
+        weak = bool(getattr(leaf, "weak_type", isinstance(leaf, int | float)))
+        array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+        return make(array.shape, array.dtype, sharding=place, weak_type=weak)
+
+    return jax.tree.map(on_gpu, tree)
+
+
+def stitch_through_hook(
+    fn: Callable[..., Any], *arguments: Any, gpu: Gpu = SMALL, **options: Any
+) -> Hooked:
+    """What comes of a function that XLA compiles for a GPU that is not here.
+
+    arguments: arrays.  options: of jax.jit.  Raises what the hook raises, and what XLA says of the module with kernels.
+    """
+    found: list[Hooked] = []
+    errors: list[Exception] = []
+
+    def transform(data: bytes) -> bytes | None:
+        try:
+            module = read_module(data)
+            made = stitch_module(module, gpu) if is_worth(module) else None
+            found.append(Hooked(data, made))
+            return made.module if made else None
+        except Exception as error:
+            errors.append(error)
+            return None
+
+    with stand_in_compiler(), _hook(transform):
+        jax.clear_caches()
+        traced = jax.jit(fn, keep_unused=True, **options).trace(*put(arguments))
+        traced.lower(lowering_platforms=("cuda",)).compile()
+    if errors:
+        raise errors[0]
+    (hooked,) = found
+    return hooked
+
+
+@contextlib.contextmanager
+def _hook(transform: Callable[[bytes], bytes | None]) -> Iterator[None]:
+    from jax.extend import xla
+
+    devices()  # JAX loads XLA's plugin
+    xla.register_hlo_module_transformation(transform, name="astitch_test", platforms="cuda")
+    try:
+        yield
+    finally:
+        xla.clear_hlo_module_transformation("astitch_test", platforms="cuda")
