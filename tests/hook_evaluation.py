@@ -75,12 +75,17 @@ def put(tree: Any) -> Any:
     return jax.tree.map(on_gpu, tree)
 
 
+class CannotCompile(Exception):
+    """XLA does not compile a program for a GPU that is not here, with or without astitch."""
+
+
 def stitch_through_hook(
     fn: Callable[..., Any], *arguments: Any, gpu: Gpu = SMALL, **options: Any
 ) -> Hooked:
     """What comes of a function that XLA compiles for a GPU that is not here.
 
-    arguments: arrays.  options: of jax.jit.  Raises what the hook raises, and what XLA says of the module with kernels.
+    arguments: arrays.  options: of jax.jit.  Raises what the hook raises, what XLA says of the module with kernels, and
+    CannotCompile.
     """
     found: list[Hooked] = []
     errors: list[Exception] = []
@@ -95,14 +100,25 @@ def stitch_through_hook(
             errors.append(error)
             return None
 
+    if not jax.tree.leaves(arguments):  # then they do not name the device
+        options["out_shardings"] = SingleDeviceSharding(devices()[0])
+    jitted = jax.jit(fn, keep_unused=True, **options)
     with stand_in_compiler(), _hook(transform):
-        jax.clear_caches()
-        traced = jax.jit(fn, keep_unused=True, **options).trace(*put(arguments))
-        traced.lower(lowering_platforms=("cuda",)).compile()
+        _compile(jitted, arguments, found)
     if errors:
         raise errors[0]
     (hooked,) = found
     return hooked
+
+
+def _compile(jitted: Any, arguments: Sequence[Any], found: Sequence[Hooked]) -> None:
+    lowered = jitted.trace(*put(arguments)).lower(lowering_platforms=("cuda",))
+    try:
+        lowered.compile()
+    except Exception as error:
+        if not found or found[-1].stitching is None or found[-1].stitching.module is None:
+            raise CannotCompile((str(error).splitlines() or [""])[0][:200]) from error
+        raise
 
 
 @contextlib.contextmanager

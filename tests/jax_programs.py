@@ -47,6 +47,10 @@ GPUS = ("h100", "v100", "b200")
 INSIDE_XLA = "xla:"
 """Begins a stage that compiles for a GPU as astitch.jit does there: into a program of XLA's."""
 
+HOOK = "hook"
+"""The stage that compiles by jax.jit for a GPU that is not here, with astitch in XLA's hook, and runs what XLA is
+given back (tests/hook_evaluation.py).  It needs XLA's compiler for NVIDIA GPUs."""
+
 
 def choose_stages(seed: int) -> tuple[str, ...]:
     """All trials of a program: see try_program."""
@@ -566,45 +570,51 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """failure: the first one.  refused: the named refusals, of JAX or of astitch.  judged: see rounding_model.py."""
+    """failure: the first one.  refused: the named refusals, of JAX or of astitch.  judged: see rounding_model.py.
+    kernels: in the module that XLA's hook gives back."""
 
     failure: Failure | None = None
     refused: tuple[str, ...] = ()
     judged: Judged | None = None
+    kernels: int = 0
 
 
 def try_program(program: Program, stages: Sequence[str]) -> Outcome:
-    """Compares astitch.jit in the emulation with jax.jit ("host"), and compiles for GPUs that need not be there
-    ("h100", "xla:h100").  The first failure ends it."""
+    """Compares astitch.jit in the emulation with jax.jit ("host"), what comes of XLA's hook with it ("hook"), and
+    compiles for GPUs that need not be there ("h100", "xla:h100").  The first failure ends it."""
     fn = program.function()
     refused: list[str] = []
     judged = None
+    kernels = 0
     with jax.enable_x64(program.x64), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arguments = program.make_arguments()
         try:
             want = jax.block_until_ready(jax.jit(fn)(*arguments))
             jaxpr = jax.make_jaxpr(fn)(*arguments)
-            modules = {s: lower_for_cuda(fn, arguments) for s in stages if s != "host"}
+            modules = {s: lower_for_cuda(fn, arguments) for s in stages if s not in ("host", HOOK)}
         except Exception as error:
             return Outcome(refused=(f"JAX: {type(error).__name__}",))
         for stage in stages:
             try:
-                if stage != "host":
+                if stage in modules:
                     _compile_for(stage, modules[stage])
                     continue
-                got, warned = _call_astitch(fn, arguments)
-                refused += warned
+                if stage == HOOK:
+                    got, kernels = _run_through_hook(fn, arguments, want)
+                else:
+                    got, warned = _call_astitch(fn, arguments)
+                    refused += warned
             except (CompilerMissing, UnsupportedOp, UnsupportedType, DynamicShape) as error:
                 refused.append(str(error).splitlines()[0])
                 continue
             except Exception as error:
-                return Outcome(_describe_error(stage, error), tuple(refused), judged)
+                return Outcome(_describe_error(stage, error), tuple(refused), judged, kernels)
             judged = judge(jaxpr, arguments, want, got)
             if judged.fault:
                 failure = Failure("other results", stage, judged.fault)
-                return Outcome(failure, tuple(refused), judged)
-    return Outcome(None, tuple(refused), judged)
+                return Outcome(failure, tuple(refused), judged, kernels)
+    return Outcome(None, tuple(refused), judged, kernels)
 
 
 def _compile_for(stage: str, module: bytes) -> None:
@@ -621,6 +631,29 @@ def _call_astitch(fn: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any
         got = jax.block_until_ready(astitch.jit(fn, engine="host")(*arguments))
     texts = [str(w.message).splitlines()[0] for w in caught]
     return got, [text for text in texts if text.startswith("astitch")]
+
+
+def _run_through_hook(fn: Callable[..., Any], arguments: Sequence[Any], want: Any) -> Any:
+    """The results in the form of JAX's, and the number of kernels.
+
+    Raises UnsupportedOp for a program that XLA does not compile for a GPU without astitch either, and for one that the
+    reference interpreter does not compute.
+    """
+    from tests.hook_evaluation import CannotCompile, stitch_through_hook
+
+    try:
+        hooked = stitch_through_hook(fn, *arguments)
+    except CannotCompile as error:
+        raise UnsupportedOp(f"XLA: {error}") from error
+    from jax._src.lax.lax import _convert_element_type  # no public name keeps a type weak
+
+    leaves, structure = jax.tree.flatten(want)
+    results = hooked.run(jax.tree.leaves(arguments))
+    made = [
+        _convert_element_type(r, r.dtype, getattr(w, "weak_type", False))
+        for r, w in zip(results, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, made), hooked.kernels
 
 
 def lower_for_cuda(fn: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
@@ -789,6 +822,8 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     functions: set[str] = field(default_factory=set)
     checked: int = 0
+    kernels: int = 0
+    stitched: int = 0
     unstable: int = 0
     worst: float = 0.0
 
@@ -796,6 +831,8 @@ class Tally:
         self.programs += 1
         self.functions.update(step.function for step in program.steps)
         self.refusals.update(outcome.refused)
+        self.kernels += outcome.kernels
+        self.stitched += outcome.kernels > 0
         if outcome.judged:
             self.checked += outcome.judged.checked
             self.unstable += outcome.judged.unstable
@@ -808,6 +845,8 @@ class Tally:
             f"{self.programs} programs, {self.failures.total()} failures, {len(self.functions)} functions",
             f"{self.checked} elements compared, {self.unstable} too unstable; worst {self.worst:.2f} of the limit",
         ]
+        if self.kernels:
+            lines.append(f"{self.kernels} kernels through the hook, in {self.stitched} programs")
         for title, counts in (("failures", self.failures), ("refusals", self.refusals)):
             lines += [f"{title}: {count:4} {kind}" for kind, count in counts.most_common()]
         return "\n".join(lines)
@@ -822,6 +861,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first one")
     parser.add_argument("--show", action="store_true", help="print the programs instead")
+    parser.add_argument(
+        "--hook", action="store_true", help="through XLA's hook; needs its compiler"
+    )
     parser.add_argument("--no-reduce", action="store_true", help="print failures as they are drawn")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.count)
@@ -830,11 +872,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"# seed {seed}\n{make_program(seed).source()}\n")
         return 0
     os.environ["ASTITCH_FAULTS"] = "raise"
+    if options.hook:
+        from tests.ahead_of_time import devices
+
+        devices()  # before JAX starts a backend
     tally, start = Tally(), time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt):
         for seed in seeds:
             program = make_program(seed)
-            outcome = try_program(program, choose_stages(seed))
+            outcome = try_program(program, (HOOK,) if options.hook else choose_stages(seed))
             tally.add(program, outcome)
             if failure := outcome.failure:
                 reduce = tally.failures[failure.kind] == 1 and not options.no_reduce
