@@ -6,6 +6,7 @@ own.  No error leaves the hook.  Report has an entry for each program.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
+from astitch.xla.kept_stitchings import Made, key_of, take_or_make
 from astitch.xla.marks import read_marks
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ class Entry:
     """What became of a program that JAX compiled.
 
     name: the module's.  kernels: stitched ones.  reason: why XLA computes all of it; empty where it does not.
-    seconds: that astitch took.  compilation: all that the compiler knows, None where it did not read the module.
+    seconds: that astitch took.  compilation: all that the compiler knows, None where it did not read the module, or an
+    earlier process did.
     """
 
     name: str
@@ -56,7 +59,11 @@ class Entry:
 
     def explain(self) -> str:
         """The kernels, their schemes, and what was not stitched and why."""
-        return self.compilation.explain() if self.compilation else f"{self.name}: {self.reason}"
+        if self.compilation:
+            return self.compilation.explain()
+        if self.kernels:
+            return f"{self.name}: another process planned its kernels\n  ASTITCH_DEBUG=1 plans them anew"
+        return f"{self.name}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +186,7 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
         _note(compiling, Entry(name, 0, NOTHING, time.perf_counter() - start))
         return None
     gpu = None
-    made: Stitching | None = None
+    made: Made | None = None
     reason = ""
     try:
         settings = compiling.settings or read_settings(marks)
@@ -214,6 +221,17 @@ def _note(compiling: Compiling, entry: Entry) -> None:
 
 
 def _stitch(
+    module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
+) -> Made:
+    """What an earlier process made of the module, or this one makes of it now."""
+    tune = options.tune() if settings.tune is None else settings.tune
+    marked = compiling.settings is None
+    key = key_of(module, gpu, only_marked=marked, strict=settings.strict, tune=tune)
+    make = functools.partial(_compile, module, data, compiling, settings, gpu, device)
+    return take_or_make(module, key, make)
+
+
+def _compile(
     module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
 ) -> Stitching:
     tune = options.tune() if settings.tune is None else settings.tune

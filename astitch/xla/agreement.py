@@ -134,7 +134,7 @@ def _is_local(devices: Iterable[Any] | None, process: int) -> bool:
 def _take_part(handed: Any, own: bytes | None, gpu: Gpu, reason: str, group: Group) -> Agreed:
     """Raises RuntimeError where the store fails, TimeoutError where the first process's module does not come."""
     key = key_of(handed, gpu)
-    mine = _Decision(group.process, _digest(own) if own is not None else "", reason)
+    mine = _Decision(group.process, digest_data(own) if own is not None else "", reason)
     first = _decide(group.store, key, mine)
     if first.process == mine.process and first.digest and first.digest == mine.digest:
         assert own is not None
@@ -181,7 +181,7 @@ def _fetch(group: Group, key: str, first: _Decision) -> Any:
                 raise TimeoutError(late) from error
         time.sleep(_LOOKS_EVERY_S)
     module = zlib.decompress(data)
-    if _digest(module) != first.digest:
+    if digest_data(module) != first.digest:
         raise RuntimeError(f"process {first.process} sent another module than it decided for")
     return schema.HloModuleProto.FromString(module)
 
@@ -207,17 +207,22 @@ def key_of(handed: Any, gpu: Gpu) -> str:
         gpu.shared_reserved_bytes,
         driver_version(),
     )
-    data = bytes(handed.SerializeToString())
-    return f"astitch/{hashlib.sha256(repr((FORM, target, _digest(data))).encode()).hexdigest()}"
+    return f"astitch/{hashlib.sha256(repr((FORM, target, digest_module(handed))).encode()).hexdigest()}"
 
 
-def _digest(data: bytes) -> str:
-    """A hash of all parts of a module that decide what it computes.
+def digest_data(data: bytes) -> str:
+    """digest_module of a serialized module."""
+    return digest_module(schema.HloModuleProto.FromString(data))
 
-    The module's number counts what the process has compiled before.  Source files may lie elsewhere on another host.
-    A map has no order on the wire.
+
+def digest_module(given: Any) -> str:
+    """Of all of a module that decides what it computes.
+
+    given: an HloModuleProto.  Its number counts what the process has compiled before.  Source files may lie elsewhere
+    on another host.  A map has no order on the wire.
     """
-    module = schema.HloModuleProto.FromString(data)
+    module = schema.HloModuleProto()
+    module.CopyFrom(given)
     module.ClearField("id")
     module.ClearField("stack_frame_index")
     for computation in module.computations:

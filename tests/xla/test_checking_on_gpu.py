@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,18 @@ import astitch
 from astitch.api import enabling, transformation
 from astitch.errors import ResultMismatch
 from astitch.faults import FaultWarning
+from astitch.xla import kept_stitchings
+from astitch.xla.module_cache import ModuleCache
 from tests.xla.test_enabling import break_kernels, layer_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xla_hook]
 
 
 @pytest.fixture(autouse=True)
-def leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     import jax
+
+    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: ModuleCache(tmp_path / "modules"))
 
     monkeypatch.delenv("ASTITCH_FAULTS")
     transformation.journal.clear()

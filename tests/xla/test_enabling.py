@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import astitch
 from astitch.api import enabling, transformation
 from astitch.errors import InvalidOption, UnsupportedOp
 from astitch.faults import FaultWarning
+from astitch.xla import kept_stitchings
+from astitch.xla.module_cache import ModuleCache
 
 pytestmark = needs_hook
 
@@ -24,10 +27,11 @@ PTX = "xla.gpu.ptx"
 
 
 @pytest.fixture(autouse=True)
-def leave_it_as_it_was() -> Iterator[None]:
+def leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     import jax
 
     transformation.journal.clear()
+    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: ModuleCache(tmp_path / "modules"))
     yield
     if enabling._has_seams():
         enabling.context().set_global(None)
@@ -394,6 +398,101 @@ def test_the_key_on_disk_tells_stitched_from_plain(monkeypatch: pytest.MonkeyPat
     assert len(set(keys)) == len(keys)
     with astitch.disabled():
         assert cache_key.custom_hook() == plain
+
+
+def test_a_later_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's caches in memory are cleared in its place; the next test has two processes."""
+    import jax
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("planned again")
+
+    texts = []
+    with astitch.enabled():
+        for _ in range(2):
+            jax.clear_caches()
+            traced = jax.jit(layer_norm).trace(*(shape(*e) for e in ARGUMENTS))
+            compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+            texts.append([line for line in compiled.as_text().splitlines() if PTX in line])
+            monkeypatch.setattr(transformation, "stitch_module", fail)
+        assert texts[0] == texts[1] and len(texts[0]) == 1
+        before, after = astitch.report().programs
+        assert (before.kernels, before.reason) == (after.kernels, after.reason) == (1, "")
+        assert "row" in before.explain() and "another process planned" in after.explain()
+        # What decides the kernels is part of the key.
+        with astitch.enabled(gpu="a100"), pytest.warns(FaultWarning, match="planned again"):
+            assert count(layer_norm) == 0
+        monkeypatch.setenv("ASTITCH_DEBUG", "1")
+        jax.clear_caches()
+        with pytest.warns(FaultWarning, match="planned again"):
+            assert count(layer_norm) == 0
+
+
+IN_A_PROCESS = """
+import sys
+from tests.xla.test_enabling import count, loss
+from astitch.api import transformation
+from astitch.toolchain import nvrtc
+import astitch, jax
+if sys.argv[1] == "later":
+    transformation.stitch_module = nvrtc.compile_request = None
+count(lambda x: x + sys.argv.__len__(), (8, 8))  # it has compiled another program before
+with astitch.enabled():
+    print(count(jax.grad(loss, argnums=(0, 1))))
+"""
+
+
+def test_two_processes_plan_once(tmp_path: Path) -> None:
+    for arguments in (["first"], ["later", "than", "it"]):
+        run = subprocess.run(
+            [sys.executable, "-W", "error::RuntimeWarning", "-c", IN_A_PROCESS, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "ASTITCH_CACHE_DIR": str(tmp_path),
+            },
+            check=False,
+        )
+        assert run.stdout.splitlines()[-1:] == ["1"], run.stderr
+
+
+def test_that_nothing_is_worth_a_kernel_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*arguments: Any, **options: Any) -> Any:
+        made = stitch(*arguments, **options)
+        return type(made)(made.compilation, None, reason="nothing in it is worth a kernel")
+
+    import jax
+
+    stitch = transformation.stitch_module
+    monkeypatch.setattr(transformation, "stitch_module", nothing)
+    with astitch.enabled():
+        assert count(layer_norm) == 0
+    monkeypatch.setattr(transformation, "stitch_module", None)
+    with astitch.enabled(strict=False):
+        jax.clear_caches()
+        assert count(layer_norm) == 0
+    assert astitch.report().left == {"nothing in it is worth a kernel": 2}
+
+
+def test_a_program_with_faults_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from astitch.faults import Fault
+
+    def fault(*arguments: Any, **options: Any) -> Any:
+        made = stitch(*arguments, **options)
+        found = (Fault("stage", "kernel", "error", "cost", "trace"),)
+        return replace(made, compilation=replace(made.compilation, faults=found))
+
+    stitch = transformation.stitch_module
+    monkeypatch.setattr(transformation, "stitch_module", fault)
+    monkeypatch.setattr(transformation, "report_faults", lambda *_, **__: None)
+    with astitch.enabled():
+        assert count(layer_norm) == 1
+    assert not list((tmp_path / "modules").glob("*.module"))
 
 
 def test_an_exported_file_has_no_kernels() -> None:

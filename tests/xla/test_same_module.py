@@ -78,12 +78,12 @@ def compile_one(name: str) -> bytes:
 
 def main(names: str, cpus: int) -> None:
     """Prints digests of the modules, by name, and numbers of kernels."""
-    from astitch.xla.agreement import _digest
+    from astitch.xla.agreement import digest_data
     from astitch.xla.hook import count_kernels, read_module
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     made = {name: compile_one(name) for name in names.split(",")}
-    print(json.dumps({n: [_digest(m), count_kernels(read_module(m))] for n, m in made.items()}))
+    print(json.dumps({n: [digest_data(m), count_kernels(read_module(m))] for n, m in made.items()}))
 
 
 def run_process(names: str, cpus: int, seed: int, cache: Path) -> dict[str, Any]:

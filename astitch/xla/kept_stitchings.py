@@ -1,0 +1,111 @@
+"""What an earlier process made of a module in XLA's hook: it is neither planned nor compiled again.
+
+Takes the module that XLA hands over and how it is to be stitched, hands on what was made, from the cache of programs
+(module_cache.py) or from the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+from astitch import options
+from astitch.device.gpu import Gpu
+from astitch.show.compilation import Compilation
+from astitch.toolchain import nvrtc
+from astitch.xla.agreement import digest_module
+from astitch.xla.hook import Stitching, read_module
+from astitch.xla.module_cache import LONGEST_WAIT_S, fingerprint, open_cache
+
+FORM = "astitch hook 1"
+
+_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of a module.
+
+    module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
+    where an earlier process made it.
+    """
+
+    module: bytes | None
+    kernels: int
+    reason: str
+    compilation: Compilation | None = field(default=None, compare=False)
+
+    @staticmethod
+    def of(stitching: Stitching) -> Made:
+        return Made(stitching.module, stitching.kernels, stitching.reason, stitching.compilation)
+
+
+def key_of(module: Any, gpu: Gpu, *, only_marked: bool, strict: bool, tune: bool) -> str | None:
+    """Hash of all that decides what is made; None where something else does.
+
+    module: an HloModuleProto.  The other arguments: see stitch_module.  A call of the host's functions holds addresses
+    of this process.  What is printed or dumped, and what is measured, wants a compilation.
+    """
+    if options.debug_level() or options.dump_dir() is not None or tune or _calls_host(module):
+        return None
+    import jax
+
+    compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
+    switches = only_marked, strict, options.loops().name, options.deterministic()
+    parts = FORM, digest_module(module), fingerprint(), astuple(gpu), switches
+    return hashlib.sha256(repr((*parts, jax.__version__, compiler)).encode()).hexdigest()
+
+
+def _calls_host(module: Any) -> bool:
+    return any(
+        b"callback" in i.custom_call_target for c in module.computations for i in c.instructions
+    )
+
+
+def take_or_make(module: Any, key: str | None, make: Callable[[], Stitching]) -> Made:
+    """What is kept under a key, else what is made now, which is then kept.  Raises what `make` raises.
+
+    Processes that want the same wait for the first of them.
+    """
+    if key is None:
+        return Made.of(make())
+    if kept := _load(key, module):
+        return kept
+    with open_cache().turn(key, LONGEST_WAIT_S):
+        if kept := _load(key, module):
+            return kept
+        made = Made.of(make())
+        # Another process may have no faults, and says so if it has.
+        if made.compilation is not None and not made.compilation.faults:
+            open_cache().store(key, pack(made))
+        return made
+
+
+def _load(key: str, module: Any) -> Made | None:
+    """What is kept, with the number of the module that XLA handed over."""
+    data = open_cache().load(key)
+    if data is None:
+        return None
+    kept = unpack(data)
+    if kept.module is None:
+        return kept
+    numbered = read_module(kept.module)
+    numbered.id = module.id
+    new = bytes(numbered.SerializeToString())
+    return Made(new, kept.kernels, kept.reason)
+
+
+def pack(made: Made) -> bytes:
+    """An entry's content: length of the JSON header, header, module."""
+    header = json.dumps([made.module is not None, made.kernels, made.reason]).encode()
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + (made.module or b"")
+
+
+def unpack(data: bytes) -> Made:
+    """What was packed, without its compilation."""
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    stitched, kernels, reason = json.loads(data[_LENGTH_BYTES:end])
+    return Made(data[end:] if stitched else None, kernels, reason)
