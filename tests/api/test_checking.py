@@ -5,6 +5,9 @@ On the CPU: a program whose text was changed stands for the stitched one, and JA
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -317,3 +320,61 @@ def test_every_shard_is_compared() -> None:
     found = compare([shards[0], shards[1] + 1], shards, bound=1e-5)
     assert found.size == 2 > found.bound
     assert "int32[3] + int32[2]" in str(found)
+
+
+SEVERAL_DEVICES = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import warnings
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from astitch.api.checking import Check, add_check, choose_bound, find_donated
+from astitch.api.settings import context
+from jax._src import compiler
+context()
+before = compiler.backend_compile_and_load
+checks = []
+
+def compile_(backend, module, devices, *rest, **named):
+    plain = before(backend, module, devices, *rest, **named)
+    text = str(module)
+    if "@jit_step" not in text:
+        return plain
+    with module.context:
+        other = type(module).parse(text.replace("stablehlo.sine", "stablehlo.cosine"))
+        broken = before(backend, other, devices, *rest, **named)
+    checks.append(Check("step", "", plain, donated=frozenset({0}), bound=1e-5))
+    add_check(broken, checks[-1])
+    return broken
+
+compiler.backend_compile_and_load = compile_
+place = NamedSharding(Mesh(np.array(jax.devices()), "d"), PartitionSpec("d"))
+x = jax.device_put(np.ones((8, 3), np.float32), place)
+y = jax.device_put(np.ones((8, 3), np.float32), place)
+
+def step(x, y):
+    return jax.numpy.sin(x) + y.sum(), y * 2
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    z, w = jax.jit(step, donate_argnums=0)(x, y)
+assert x.is_deleted() and z.sharding == place, z.sharding
+np.testing.assert_allclose(z, 24 + np.sin(1), rtol=1e-5)
+(difference,) = checks[0].differences.values()
+assert difference.number == 0 and difference.type.count("float32[2, 3]") == 4, difference
+assert len(caught) == 1, caught
+print("done")
+"""
+
+
+def test_a_program_over_several_devices() -> None:
+    environment = {name: v for name, v in os.environ.items() if name != "ASTITCH_FAULTS"}
+    run = subprocess.run(
+        [sys.executable, "-c", SEVERAL_DEVICES],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert run.stdout.splitlines()[-1:] == ["done"], run.stderr

@@ -15,7 +15,7 @@ from astitch.api import enabling, transformation
 from astitch.errors import ResultMismatch
 from astitch.faults import FaultWarning
 from astitch.xla import kept_stitchings
-from astitch.xla.module_cache import ModuleCache
+from astitch.xla.module_cache import cache_at
 from tests.xla.test_enabling import break_kernels, layer_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xla_hook]
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xla_hook]
 def leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     import jax
 
-    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: ModuleCache(tmp_path / "modules"))
+    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: cache_at(tmp_path / "modules"))
 
     monkeypatch.delenv("ASTITCH_FAULTS")
     transformation.journal.clear()

@@ -19,7 +19,7 @@ from astitch.api import enabling, transformation
 from astitch.errors import InvalidOption, UnsupportedOp
 from astitch.faults import FaultWarning
 from astitch.xla import kept_stitchings
-from astitch.xla.module_cache import ModuleCache
+from astitch.xla.module_cache import cache_at
 
 pytestmark = needs_hook
 
@@ -31,7 +31,7 @@ def leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     import jax
 
     transformation.journal.clear()
-    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: ModuleCache(tmp_path / "modules"))
+    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: cache_at(tmp_path / "modules"))
     yield
     if enabling._has_seams():
         enabling.context().set_global(None)
@@ -490,9 +490,13 @@ def test_a_program_with_faults_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_
     stitch = transformation.stitch_module
     monkeypatch.setattr(transformation, "stitch_module", fault)
     monkeypatch.setattr(transformation, "report_faults", lambda *_, **__: None)
+    kept = tmp_path / "modules"
     with astitch.enabled():
         assert count(layer_norm) == 1
-    assert not list((tmp_path / "modules").glob("*.module"))
+        assert not list(kept.glob("*.module"))
+        monkeypatch.setattr(transformation, "stitch_module", stitch)
+        assert count(layer_norm, (128, 512), (512,), (512,)) == 1
+        assert len(list(kept.glob("*.module"))) == 1
 
 
 def test_an_exported_file_has_no_kernels() -> None:
