@@ -25,6 +25,7 @@ from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
+from astitch.rewrite.operands import give_operands
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
@@ -263,6 +264,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("leave", _leave),
     Pass("choose_stages", lambda left, job: choose_stages(left)),
     Pass("recompute", lambda staged, job: recompute(staged), if_it_fails=PASS_LEFT_OUT),
+    Pass(
+        "give_operands",
+        lambda staged, job: give_operands(staged),
+        lambda job: job.target.in_xla,
+        PASS_LEFT_OUT,
+    ),
     Pass("find_scopes", lambda staged, job: find_scopes(staged)),
     Pass("stitch_remotely", _stitch_remotely, if_it_fails=PASS_LEFT_OUT),
     Pass("rename_scopes", _rename, lambda job: job.target.region is not None),

@@ -292,8 +292,10 @@ def choose_stages(left: Left) -> Staged:
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    stage = _cut_stages(graph, _choose_stages(graph, outside), outside)
-    return Staged(graph, stage, outside, held)
+    uncut = _choose_stages(graph, outside)
+    stage = _cut_stages(graph, uncut, outside)
+    wholes = {stage[name]: uncut[name] for name in graph.nodes} if stage is not uncut else {}
+    return Staged(graph, stage, outside, held, uncut=wholes)
 
 
 def find_scopes(staged: Staged) -> Scopes:

@@ -9,7 +9,8 @@ cut through a value costs its store and its load; an op that is computed again c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -60,7 +61,8 @@ class Recomputed:
 class Staged:
     """A graph whose ops have stages, see stitch_scope.py.
 
-    graph: once recomputed, with an op for each stage that computes a value.  stage: of each op.
+    graph: once recomputed, with an op for each stage that computes a value.  stage: of each op.  uncut: the number of
+    the stage that a stage is a part of, where collectives cut stages.
     outside: ops that no stitch op computes, each with its reason.  held: barriers and their results, likewise.
     """
 
@@ -69,6 +71,13 @@ class Staged:
     outside: Mapping[str, str]
     held: Mapping[str, str] = field(default_factory=dict)
     recomputed: tuple[Recomputed, ...] = ()
+    uncut: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """The stages that are parts of one."""
+        counted = Counter(self.uncut.values())
+        return frozenset(number for number, whole in self.uncut.items() if counted[whole] > 1)
 
     def __str__(self) -> str:
         by_stage: dict[int, list[str]] = {}
@@ -90,11 +99,16 @@ def recompute(staged: Staged) -> Staged:
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
     left = FREE_VERTICES + VERTICES_PER_OP * len(graph.nodes)
+    parts = staged.parts
+    shared: dict[int, set[str]] = {}  # what parts of a stage read
     for number in sorted(traffic.read_by):
-        names, saved, vertices = _choose(traffic, number)
+        whole = staged.uncut.get(number, number)
+        traffic.shared = shared.get(whole, set())
+        names, saved, vertices = _choose(traffic, number, 0 if number in parts else LEAST_GAIN)
         left -= vertices
         if left < 0:
             break
+        shared.setdefault(whole, set()).update(traffic.list_read(number, names))
         if names:
             again[number] = names
             ordered = sorted(names, key=traffic.order.__getitem__)
@@ -116,6 +130,7 @@ class _Traffic:
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         read = (o for name in outside for o in graph[name].operands)
         self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
+        self.shared: set[str] = set()  # what another part of the stage at hand keeps
         self.read_by: dict[int, set[str]] = {}
         self.readers: dict[str, set[int]] = {}
         for node in graph:
@@ -138,7 +153,14 @@ class _Traffic:
     def in_memory(self, name: str) -> bool:
         """Stored, whatever is decided here?"""
         base = stored_value(self.graph, name)
-        return base in self.kept or not self.is_stitched(base)
+        return base in self.kept or base in self.shared or not self.is_stitched(base)
+
+    def list_read(self, here: int, names: frozenset[str]) -> Iterator[str]:
+        """The values in memory that a stage reads which computes `names` again."""
+        read = {o for name in names for o in self.graph[name].operands} | self.read_by[here]
+        for name in read - names:
+            if not is_embedded(self.graph, name) and self.is_earlier(name, here):
+                yield stored_value(self.graph, name)
 
     def bytes_of(self, name: str) -> int:
         return array_of(self.graph[name]).bytes
@@ -167,8 +189,11 @@ class _Traffic:
         return kind in (Kind.ELEMENTWISE, Kind.BROADCAST) or node.op in ("reshape", "slice")
 
 
-def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int, int]:
-    """The ops that a stage computes again, the bytes saved, and the number of vertices searched."""
+def _choose(traffic: _Traffic, stage: int, least: int) -> tuple[frozenset[str], int, int]:
+    """The ops that a stage computes again, the bytes saved, and the number of vertices searched.
+
+    least: bytes that it must save.
+    """
     read = traffic.read_by[stage]
     wanted = [
         name
@@ -183,7 +208,7 @@ def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int, int]:
     paid, (_, needed) = nx.minimum_cut(network, _MEMORY, _STAGE, flow_func=boykov_kolmogorov)
     saved = sum(map(traffic.cost, wanted)) - paid
     names = frozenset(name for name in opened if (name, False) in needed)
-    if saved < LEAST_GAIN:
+    if saved < least:
         names, saved = frozenset(), 0
     return names, saved, len(network)
 
