@@ -35,6 +35,7 @@ from astitch.loops.analysis import Counter, LoopKey, loop_key
 from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.show.compilation import Compilation
+from astitch.xla.order_meetings import order_steps
 from astitch.xla.prepare_kernels import Kernels, LoopCall, XlaKernel
 from astitch.xla.stitch_loops import read_fallback
 from astitch.xla.stitch_regions import stitched_regions
@@ -57,7 +58,7 @@ def export_program(
     regions: what to write for regions of loops and conditionals.  loops: those that are one kernel.
     """
     writer = _ModuleWriter(compilation, kernels, regions, loops)
-    for step in compilation.program.steps:
+    for step in writer.list_steps():
         writer.add_step(step)
     return writer.finish()
 
@@ -94,6 +95,17 @@ class _ModuleWriter:
                 Node(f"constant/{name}", "constant", type_, attrs=ConstantAttrs(literal))
             )
             self.write(name, f"constant/{name}", type_)
+
+    def list_steps(self) -> Sequence[Step]:
+        """The steps of the program, in an order in which the tokens of kernels hold no collective back.
+
+        What a barrier waits for is what was written before it, so that a program with barriers keeps its order.
+        """
+        if self.barriers:
+            return self.program.steps
+        found = self.kernels.items()
+        meeting = frozenset(n for n, k in found if isinstance(k, XlaKernel) and k.ordered)
+        return order_steps(self.program.steps, self.graph, self.members, meeting)
 
     def write(self, buffer: str, value: str, type_: ArrayType) -> None:
         """The buffer now holds an HLO value."""

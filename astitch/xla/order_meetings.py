@@ -1,0 +1,101 @@
+"""Steps of a program -> the order in which they are written, so that meeting kernels hold no collective back.
+
+Kernels whose blocks wait for each other follow each other by tokens.  A token makes a kernel wait for the one before.
+Each collective that waits for the kernel then waits for both.  So a kernel comes behind those that more than its own
+collectives wait for.  Of two kernels that different collectives wait for, the first in the program stays first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from astitch.graph.collectives import communicates, find_awaited
+from astitch.graph.ir import Graph
+from astitch.program.steps import KernelStep, Step, View
+
+
+def order_steps(
+    steps: Sequence[Step],
+    graph: Graph,
+    members: Mapping[str, Iterable[str]],
+    meeting: frozenset[str],
+) -> Sequence[Step]:
+    """The steps in an order in which each still follows those whose buffers it reads.
+
+    members: ops of the graph, by kernel.  meeting: kernels that follow each other by tokens, by name.  Where nothing
+    communicates the order stays.
+    """
+    if len(meeting) < 2 or not any(map(communicates, graph)):
+        return steps
+    awaited = find_awaited(graph)
+    writer = {view.buffer: number for number, step in enumerate(steps) for view in _written(step)}
+    before = [{writer[v.buffer] for v in _read(step) if v.buffer in writer} for step in steps]
+    masks = {
+        number: _join(awaited, members[step.kernel.name])
+        for number, step in enumerate(steps)
+        if isinstance(step, KernelStep) and step.kernel.name in meeting
+    }
+    for one, other in itertools.pairwise(_order_kernels(masks)):
+        before[other].add(one)
+    sorted_ = _sort(before)
+    # A kernel is awaited by all that awaits its readers, so that the tokens go the way of the values.
+    return [steps[number] for number in sorted_] if len(sorted_) == len(steps) else steps
+
+
+def _order_kernels(masks: Mapping[int, int]) -> list[int]:
+    """The numbers of kernels, each behind those that more than its own collectives wait for, else as they were.
+
+    masks: by number, the collectives that wait for the kernel.
+    """
+    kernels = list(masks)
+    before = [
+        {
+            place
+            for place, other in enumerate(kernels)
+            if masks[other] != masks[number] and masks[other] & masks[number] == masks[number]
+        }
+        for number in kernels
+    ]
+    return [kernels[place] for place in _sort(before)]
+
+
+def _join(awaited: Mapping[str, int], names: Iterable[str]) -> int:
+    """The collectives that wait for one of the ops."""
+    mask = 0
+    for name in names:
+        mask |= awaited.get(name, 0)
+    return mask
+
+
+def _sort(before: Sequence[set[int]]) -> list[int]:
+    """Numbers so that each follows those in its set, else as they were."""
+    waiting = [set(numbers) for numbers in before]
+    users: dict[int, list[int]] = {}
+    for number, numbers in enumerate(waiting):
+        for other in numbers:
+            users.setdefault(other, []).append(number)
+    ready = [number for number, numbers in enumerate(waiting) if not numbers]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for user in users.get(number, ()):
+            waiting[user].discard(number)
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    return order
+
+
+def _read(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [view for i, view in enumerate(step.arguments) if i not in step.written]
+    return list(step.operands)
+
+
+def _written(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [view for i, view in enumerate(step.arguments) if i in step.written]
+    return list(step.results)
