@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from collections import Counter
 from typing import Any
 
@@ -14,13 +14,12 @@ from astitch.hlo_import import import_from_compiler
 from astitch.xla.hook import read_module
 from astitch.xla.write_module import TARGET
 from tests.ahead_of_time import Seen, compile_ahead, devices, hooked, needs_hook
+from tests.exchanges import count_exchanges
+from tests.simulated_devices import run_on_devices, stitch_for_emulation
 
 pytestmark = needs_hook
 
 WIDTH, ROWS, LAYERS = 256, 256, 2
-_COLLECTIVE = re.compile(
-    r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\("
-)
 
 
 def norm(x: Any, gain: Any, bias: Any) -> Any:
@@ -74,11 +73,6 @@ def arguments(count: int, sharding: str) -> tuple[Any, Any, Any]:
     return parameters, parameters, x
 
 
-def collectives(text: str) -> Counter[str]:
-    """Of a scheduled module: kinds with how often, a start and its end counted once."""
-    return Counter(found[2] for found in _COLLECTIVE.finditer(text))
-
-
 def compile_both(count: int, sharding: str) -> tuple[Any, Any, Seen]:
     given = arguments(count, sharding)
     plain = compile_ahead(step, *given, donate_argnums=(0, 1))
@@ -104,18 +98,60 @@ def list_waits(data: bytes) -> Counter[tuple[str, tuple[int, ...], int, int]]:
     return waits
 
 
-@pytest.mark.parametrize(
-    ("count", "sharding"),
-    [(1, "data"), *((n, sharding) for n in (2, 4) for sharding in ("data", "tensor", "fsdp"))],
-)
+CASES = [(1, "data"), *((n, how) for n in (2, 4) for how in ("data", "tensor", "fsdp"))]
+
+
+MOST_MEMORY = {(1, "data"): 1.06, (2, "tensor"): 1.09, (4, "tensor"): 1.18}
+"""Planned memory as a share of the plain program's, where it is above 1.02.
+
+XLA leaves gaps between the arrays of programs that are this small (docs/decisions/0030-communication.md).
+"""
+
+
+@pytest.mark.parametrize(("count", "sharding"), CASES)
 def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
     plain, stitched, seen = compile_both(count, sharding)
     assert stitched.as_text().count(f'custom_call_target="{TARGET}"') > LAYERS
-    assert collectives(stitched.as_text()) == collectives(plain.as_text())
+    assert count_exchanges(stitched) == count_exchanges(plain)
     before, after = plain.memory_analysis(), stitched.memory_analysis()
     assert after.alias_size_in_bytes >= before.alias_size_in_bytes
+    assert sum_planned(after) <= MOST_MEMORY.get((count, sharding), 1.02) * sum_planned(before)
     (stitching,) = (s for s in seen.stitchings if s.module)
     assert list_waits(stitching.module) == list_waits(max(seen.modules, key=len))
     graph = import_from_compiler(read_module(stitching.module))
     calls = [n.attrs for n in graph if isinstance(n.attrs, CustomCallAttrs)]
     assert all((attrs.latency_ns > 0) == (count > 1) for attrs in calls if attrs.target == TARGET)
+
+
+def sum_planned(memory: Any) -> int:
+    """Bytes of arguments, results and temporaries, what is donated counted once."""
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
+
+
+@pytest.mark.parametrize("sharding", ["data", "tensor", "fsdp"])
+def test_kernels_compute_on_each_device_what_the_whole_program_computes(sharding, monkeypatch):
+    import jax
+    import numpy as np
+
+    for name, size in (("WIDTH", 64), ("ROWS", 32), ("LAYERS", 1)):
+        monkeypatch.setattr(sys.modules[__name__], name, size)
+    given = arguments(4, sharding)
+    with hooked(stitches=False) as seen:
+        compiled = compile_ahead(step, *given)
+    flat, tree = jax.tree.flatten(given)
+    rng = np.random.default_rng(0)
+    whole = [rng.standard_normal(a.shape).astype(np.float32) / 4 for a in flat]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        wanted = jax.tree.leaves(jax.jit(step)(*jax.tree.unflatten(tree, whole)))
+    graph = stitch_for_emulation(max(seen.modules, key=len), monkeypatch)
+    places = [a.sharding.devices_indices_map(a.shape) for a in flat]
+    order = list(places[0])
+    parts = [[a[place[d]] for a, place in zip(whole, places, strict=True)] for d in order]
+    found = run_on_devices(graph, parts)
+    shardings = jax.tree.leaves(compiled.output_shardings)
+    for number, (result, sharding_) in enumerate(zip(wanted, shardings, strict=True)):
+        place = sharding_.devices_indices_map(result.shape)
+        for device, results in zip(order, found, strict=True):
+            part = np.asarray(result)[place[device]]
+            np.testing.assert_allclose(results[number], part, rtol=2e-4, atol=2e-5)
