@@ -69,15 +69,15 @@ def list_programs(size: str) -> dict[str, Callable[[], Sharded]]:
 
     found: dict[str, Callable[[], Sharded]] = {}
     for sharding in ("data", "tensor", "fsdp"):
-        found[f"transformer/{sharding}"] = lambda how=sharding: make_transformer(how)
+        found[f"layers/{sharding}"] = lambda how=sharding: make_layers(how)
     found["pipeline"] = make_pipeline
     for entry in choose_entries([], size):
-        if entry.size == size and entry.mode == "training":
+        if entry.size == size and entry.mode == "train":
             found[f"{entry.workload}/data"] = lambda entry=entry: make_workload(entry)
     return found
 
 
-def make_transformer(sharding: str) -> Sharded:
+def make_layers(sharding: str) -> Sharded:
     from tests.xla import test_several_devices as small
 
     return Sharded(small.step, small.arguments(DEVICES, sharding), (0, 1))
