@@ -34,7 +34,6 @@ from benchmarks.modern_tables import (
 )
 
 SCHEMA = "modern 1"
-NICE = 10
 
 
 def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
@@ -88,7 +87,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
     parser.add_argument("--json", type=Path, help="write the rows there, after each program")
-    parser.add_argument("--resume", action="store_true", help="leave out programs that it has")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out programs that it has in full"
+    )
     parser.add_argument(
         "--dump", type=Path, metavar="FOLDER", help="with --ahead: explanations and modules"
     )
@@ -104,7 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = options.size == "small"
     if options.alone:
         if options.ahead:
-            os.nice(NICE)
             compile_both(options.alone, small, options.seed, options.json, options.dump)
         else:
             measure_program(
@@ -131,7 +131,7 @@ def run_all(names: Sequence[str], options: argparse.Namespace) -> None:
     """Runs, prints and saves program by program."""
     rows: list[AheadRow | GpuRow] = []
     if options.resume and options.json and options.json.exists():
-        rows = read_rows(json.loads(options.json.read_text()))
+        rows = [row for row in read_rows(json.loads(options.json.read_text())) if row.is_whole]
     done = {row.name for row in rows}
     print_head(options.ahead)
     for name in names:

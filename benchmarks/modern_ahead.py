@@ -59,8 +59,12 @@ class AheadRow:
     outside: Sequence[str] = ()
     notes: Sequence[str] = ()
 
-    def noting(self, note: str) -> AheadRow:
-        return replace(self, notes=(*self.notes, note))
+    @property
+    def is_whole(self) -> bool:
+        return self.xla is not None and self.astitch is not None
+
+    def noting(self, *notes: str) -> AheadRow:
+        return replace(self, notes=(*self.notes, *notes))
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> AheadRow:
@@ -87,13 +91,13 @@ def compile_both(name: str, small: bool, seed: int, out: Path, dump: Path | None
         said = sorted(
             {str(w.message).splitlines()[0] for w in caught if "astitch" in str(w.message)}
         )
-        row = replace(row, notes=(*row.notes, *said))
+        row = row.noting(*said)
         compilation = None
         if stitches:
-            entry = next(e for e in reversed(astitch.report().programs))
-            compilation = entry.compilation
-            if entry.reason:
-                row = row.noting(f"left to XLA: {entry.reason}")
+            report = astitch.report()
+            row = row.noting(*(f"left to XLA: {reason}" for reason in report.left))
+            for entry in report.programs:
+                compilation = entry.compilation
             if compilation is not None:
                 row = replace(row, outside=tuple(list_outside(compilation)))
         if dump:

@@ -63,6 +63,11 @@ class GpuRow:
     stitched: int = 0
     notes: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_whole(self) -> bool:
+        """Did nothing fail?"""
+        return bool(self.compile_s) and not self.notes.keys() - {"comparison"}
+
 
 @dataclass(frozen=True, slots=True)
 class Side:

@@ -70,12 +70,16 @@ class Fusions:
 
     def project(self, name: str) -> float | None:
         """us of one launch; None where astitch has no kernel for all of it."""
-        if name not in self._roots:
-            return None
+        if name not in self._roots or self._updates_in_place(self._roots[name]):
+            return None  # astitch would copy the array that XLA overwrites in part
         module = bytes(self._extract(self._roots[name]).SerializeToString())
         if module not in self._known:
             self._known[module] = self._compile(module)
         return self._known[module]
+
+    def _updates_in_place(self, number: int) -> bool:
+        instructions = self._computations[number].instructions
+        return any(i.opcode == b"dynamic-update-slice" for i in instructions)
 
     def _compile(self, module: bytes) -> float | None:
         before = os.environ.get("ASTITCH_FAULTS")

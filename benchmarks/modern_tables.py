@@ -78,7 +78,7 @@ def summarise_ahead(rows: Sequence[AheadRow]) -> list[str]:
             if theirs and ours:
                 ratios[row.name] = theirs / ours
         lines += list_misses(title, ratios)
-    failed = [row.name for row in rows if row.xla is None or row.astitch is None]
+    failed = [row.name for row in rows if not row.is_whole]
     return [*lines, f"failed ({len(failed)}): {', '.join(failed) or 'none'}"]
 
 
@@ -147,7 +147,7 @@ def summarise_gpu(rows: Sequence[GpuRow]) -> list[str]:
         lines.append(
             f"{what} above {MOST_ERROR_RATIO:g} times XLA's ({len(wrong)}): {', '.join(wrong) or 'none'}"
         )
-    failed = [row.name for row in rows if row.notes.keys() - {"comparison"} or not row.compile_s]
+    failed = [row.name for row in rows if not row.is_whole]
     return [*lines, f"something failed ({len(failed)}): {', '.join(failed) or 'none'}"]
 
 
