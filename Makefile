@@ -40,7 +40,7 @@ PYTHON_XLA ?= $(shell python3.12 $(WHERE) || PYENV_VERSION=$$(pyenv latest 3.12 
 test-xla:
 	@test -n "$(PYTHON_XLA)" || { echo "make test-xla: skipped: there is no Python 3.12"; exit 0; }; \
 	$(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV) && \
-	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m 'not xla_hook' tests/whole/test_examples.py && \
+	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m 'not xla_hook' tests/whole/test_examples.py tests/whole/test_modern.py && \
 	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m xla_hook
 
 $(VENV)-xla/.installed: pyproject.toml

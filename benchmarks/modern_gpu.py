@@ -36,6 +36,9 @@ from benchmarks.results import describe
 SIDES = ("xla", "jit", "hook", "torch")
 """jax.jit, astitch.jit as a decorator, jax.jit within astitch.enabled(), torch.compile."""
 
+IN_TORCH = ("gpt2", "llama", "vit", "resnet")
+"""Families that benchmarks.modern_torch has too."""
+
 
 @dataclass(slots=True)
 class GpuRow:
@@ -66,7 +69,7 @@ class GpuRow:
     @property
     def is_whole(self) -> bool:
         """Did nothing fail?"""
-        return bool(self.compile_s) and not self.notes.keys() - {"comparison"}
+        return bool(self.compile_s) and not self.notes.keys() - {"comparison", "torch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,17 @@ def measure_program(
     if jax.default_backend() != "gpu" and not check:
         raise SystemExit("JAX sees no GPU here: give --ahead or --check")
     with use_empty_caches():
-        fill_row(row, small, seed, sides, check)
-    out.write_text(json.dumps(asdict(row)))
+        for _ in fill_row(row, small, seed, sides, check):
+            partial = out.with_suffix(".part")  # what is known stays if the process is stopped
+            partial.write_text(json.dumps(asdict(row)))
+            partial.replace(out)
 
 
-def fill_row(row: GpuRow, small: bool, seed: int, names: Sequence[str], check: bool) -> None:
+def fill_row(
+    row: GpuRow, small: bool, seed: int, names: Sequence[str], check: bool
+) -> Iterator[None]:
+    """Yields whenever more of the row is known."""
+
     @contextmanager
     def noting(what: str) -> Iterator[None]:
         try:
@@ -115,18 +124,20 @@ def fill_row(row: GpuRow, small: bool, seed: int, names: Sequence[str], check: b
             row.compile_s[name] = time.perf_counter() - start
             sides.append(side)
             runners.append(make_runner(side, program, given))
-    with noting("comparison"):
-        compare(row, sides, program, given)
+        yield
     if "hook" in names:
         import astitch
 
         row.stitched = sum(entry.kernels for entry in astitch.report().programs)
-    if check:
-        return
-    if "torch" in names:
-        with noting("torch"):
-            runners += prepare_torch(row, small, seed)
-    measure(row, sides, runners, given, noting)
+    if not check:
+        if "torch" in names:
+            with noting("torch"):
+                runners += prepare_torch(row, small, seed)
+        measure(row, sides, runners, given, noting)
+        yield
+    with noting("comparison"):
+        compare(row, sides, program, given)
+    yield
 
 
 def make_side(name: str, program: Program) -> Side:
@@ -235,6 +246,8 @@ def find_update_error(got: Any, wanted: Any, before: Any) -> float:
 
 def prepare_torch(row: GpuRow, small: bool, seed: int) -> list[Runner]:
     """Its compiled step; nothing where torch has no form of the program."""
+    if row.name.partition("/")[0] not in IN_TORCH:
+        return []
     from benchmarks.modern_torch import make_step
 
     start = time.perf_counter()

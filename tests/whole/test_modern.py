@@ -41,7 +41,7 @@ def make_small(name: str) -> Program:
     return make_program(name, small=True, seed=0)
 
 
-@pytest.mark.ahead
+@pytest.mark.xla_hook
 @pytest.mark.parametrize("name", THROUGH_THE_HOOK)
 def test_the_hook_stitches(name: str) -> None:
     import astitch
@@ -95,7 +95,7 @@ def test_seeds_draw_sizes() -> None:
     assert Draw(5, True, "gpt2").pick("batch", sizes, 1) == 1
 
 
-@pytest.mark.ahead
+@pytest.mark.xla_hook
 def test_a_program_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that fails is a row too, and says why."""
     rows = tmp_path / "rows.json"
