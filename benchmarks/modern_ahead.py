@@ -157,13 +157,20 @@ def read_side(compiled: Any, compilation: Any, seconds: float) -> AheadSide:
 
 
 def list_outside(compilation: Any) -> Iterator[str]:
-    """What neither a kernel nor a library computes, by op; then the commonest refusals to stitch."""
-    ops = Counter(op.op for op in compilation.program.outside)
-    if ops:
-        yield "outside: " + ", ".join(
-            f"{count} {op}" for op, count in ops.most_common(MOST_REASONS)
-        )
-    left = Counter(compilation.left.values())
+    """What neither a kernel nor a library computes, by op and reason; then stitch ops that were left to XLA, by reason.
+
+    The bodies of loops count too.
+    """
+    ops: Counter[tuple[str, str]] = Counter()
+    left: Counter[str] = Counter()
+    waiting = [compilation]
+    while waiting:
+        each = waiting.pop()
+        ops.update((op.op, str(op.reason)) for op in each.program.outside)
+        left.update(each.left.values())
+        waiting += [body.compilation for body in each.bodies]
+    for (op, reason), count in ops.most_common(MOST_REASONS):
+        yield f"outside: {count} {op}: {reason}"
     yield from (f"left, {count}: {reason}" for reason, count in left.most_common(MOST_REASONS))
 
 

@@ -130,7 +130,8 @@ def encode(weights: Weights, batch: Batch, keys: Keys) -> jax.Array:
     """The hidden states [batch, length, width]."""
     length = batch["words"].shape[1]
     # Two rows: a product with a one-hot matrix is faster than a gather, and so is its gradient.
-    segments = jax.nn.one_hot(batch["segments"], 2) @ weights["segments"]
+    chosen = jax.nn.one_hot(batch["segments"], 2, dtype=weights["segments"].dtype)
+    segments = chosen @ weights["segments"]
     x = weights["words"][batch["words"]] + weights["positions"][:length] + segments
     x = drop(keys, normalise_layer(weights["norm"], x, EPSILON), DROPOUT)
     mask = mask_energies(mask_lengths(batch["lengths"], length))

@@ -151,7 +151,7 @@ def attend(
     query, key, value = project("query", x), project("key", memory), project("value", memory)
     energies = jnp.einsum("bnhk,bmhk->bhnm", query, key) / math.sqrt(query.shape[-1])
     probabilities = drop(keys, jax.nn.softmax(energies + mask, -1), rate)
-    mixed = jnp.einsum("bhnm,bmhk->bnhk", probabilities, value)
+    mixed = jnp.einsum("bhnm,bmhk->bnhk", probabilities.astype(value.dtype), value)
     return (
         jnp.einsum("bnhk,hkd->bnd", mixed, weights["output"]["kernel"]) + weights["output"]["bias"]
     )

@@ -127,7 +127,8 @@ def embed(weights: Weights, words: jax.Array, keys: Keys) -> jax.Array:
     places = jnp.arange(words.shape[1], dtype=jnp.float32)[:, None]
     rates = jnp.exp(jnp.arange(0, width, 2, dtype=jnp.float32) * (-math.log(10000.0) / width))
     waves = jnp.concatenate([jnp.sin(places * rates), jnp.cos(places * rates)], -1)
-    return drop(keys, weights["words"][words] * math.sqrt(width) + waves, DROPOUT)
+    x = weights["words"][words] * math.sqrt(width)
+    return drop(keys, x + waves.astype(x.dtype), DROPOUT)
 
 
 def transform(layer: Weights, x: jax.Array, keys: Keys) -> jax.Array:
