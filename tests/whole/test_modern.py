@@ -23,7 +23,7 @@ LONG = frozenset(
     for family in ("gpt2", "vit", "resnet", "unet", "mamba", "s5", "paper")
     for entry in ENTRIES[family]
     if entry not in ("infer", "infer-f32", "bert-infer", "dien-infer")
-) | {"llama/train"}
+) | {"llama/train", "ppo/update"}
 """Of which XLA's part alone takes long."""
 
 ELEMENTWISE = ("optimizers/lion",)
