@@ -44,6 +44,7 @@ class _Printer:
         self.slot_names = frozenset(slot.name for slot in kernel.slots)
         self.integer = "long long" if kernel.wide_index else "int"
         self.blocks: range | None = None  # of the section that is printed, see own_blocks
+        self.entered = False  # do only blocks with a task come by what is printed?
 
     def block(self, body: Sequence[k.Statement]) -> Iterator[str]:
         scalars = 0
@@ -73,6 +74,8 @@ class _Printer:
 
     def taking_part(self, tasks: int) -> str:
         """What a block with a task of the section satisfies."""
+        if self.entered:
+            return ""
         if self.blocks is None:
             return f"if (first < {tasks}) "
         tests = ["first >= 0"] if self.blocks.start else []
@@ -131,7 +134,17 @@ class _Printer:
         yield f"{{  // loop {section.number}: {comment(section.title)}"
         yield from indent(self.places(section))
         self.blocks = self.own_blocks(section)
-        yield from self.inner(section.body)
+        *before, last = section.body or (None,)
+        test = self.taking_part(last.tasks) if isinstance(last, k.TaskLoop) and last.once else ""
+        if test and before and self.blocks:
+            # What comes before the loop is for its own blocks, too: a power takes as long as a task.
+            self.entered = True
+            yield f"  {test}{{"
+            yield from indent(self.inner(section.body))
+            yield "  }"
+            self.entered = False
+        else:
+            yield from self.inner(section.body)
         yield "}"
 
     def places(self, section: k.Section) -> Iterator[str]:

@@ -298,16 +298,17 @@ class _Projector:
             l2 += more_l2 + spilled_bytes + loop.exchanged_bytes * loop.tasks
             wavefronts = sum(a.wavefronts for a in mine if a.in_task) / max(loop.tasks, 1)
             wavefronts += loop.exchanged_bytes / LINE_BYTES
+            entering = tasks if loop.has_own_blocks(kernel.grid) else blocks_by_sm
             once = sum(a.wavefronts for a in mine if not a.in_task) / kernel.grid
             by_unit = {
                 unit: loop.mix.get(unit, 0.0) * kernel.block * tasks
-                + loop.once_mix.get(unit, 0.0) * kernel.block * blocks_by_sm
+                + loop.once_mix.get(unit, 0.0) * kernel.block * entering
                 for unit in Unit
             }
             used["issue"] += sum(by_unit.values()) + spilled * tasks
             used["fp32"] += by_unit[Unit.FP32]
             words = by_unit[Unit.SHARED] + spilled * tasks
-            used["load/store"] += wavefronts * tasks + once * blocks_by_sm + words / gpu.load_lanes
+            used["load/store"] += wavefronts * tasks + once * entering + words / gpu.load_lanes
             for unit in (Unit.FP64, Unit.SPECIAL, Unit.CONVERSION, Unit.SHUFFLE):
                 used[unit.value] += by_unit[unit]
             task_us, once_us = self.task_time(loop, section, mine)

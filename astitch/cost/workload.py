@@ -102,6 +102,10 @@ class LoopWork:
     offset: int = 0
     prefetched: bool = False
 
+    def has_own_blocks(self, grid: int) -> bool:
+        """Do only blocks with a task come by the loop?  grid: blocks of the kernel."""
+        return self.once and self.offset + self.tasks <= grid
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -117,7 +121,8 @@ class Workload:
     def total(self, unit: Unit, grid: int, block: int) -> float:
         """Instructions of all threads of the kernel."""
         return block * sum(
-            loop.mix.get(unit, 0.0) * loop.tasks + loop.once_mix.get(unit, 0.0) * grid
+            loop.mix.get(unit, 0.0) * loop.tasks
+            + loop.once_mix.get(unit, 0.0) * (loop.tasks if loop.has_own_blocks(grid) else grid)
             for loop in self.loops
         )
 

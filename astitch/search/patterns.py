@@ -9,13 +9,13 @@ one by one, so that a search over patterns stays near linear.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from astitch.cost.speed_of_light import count_needed
 from astitch.device.gpu import Gpu
 from astitch.graph.dimensions import array_of, is_embedded
-from astitch.graph.ir import DimensionsAttrs, Graph, Node
+from astitch.graph.ir import ArrayType, DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.windows import find_running
 from astitch.graph.storage import storage_name, storage_type, stored_value
@@ -23,6 +23,9 @@ from astitch.stitch_scope import Scope
 
 REDUCE_STATEMENTS, TRAFFIC_STATEMENTS = 12, 4
 """Statements that a reduce, and a value read from or written to memory, add to a kernel (an op: 1)."""
+
+MOST_REPEATED = 16
+"""Ops of single elements that each block may compute for itself: a learning rate, no norm over hundreds of arrays."""
 
 BARRIERS_PER_LEVEL = 1
 """Global barriers that a kernel saves by leaving out the readers of a reduction over many blocks.  The one between the
@@ -179,17 +182,39 @@ def join_patterns(fusion: FusionGraph, a: Pattern, b: Pattern) -> Pattern | None
 
 
 def repeated_ops(graph: Graph, scope: Scope) -> frozenset[str]:
-    """Members that every kernel repeats for its own readers: broadcasts, views and conversions to types as wide or
-    wider, that nobody outside needs.  What they are made of takes no more memory."""
+    """Members that every kernel repeats for its own readers, and that nobody outside needs.
+
+    Broadcasts, views and conversions to types as wide or wider: what they are made of takes no more memory.
+    Single elements, by a few ops from what the scope reads: all blocks would wait for the one that has them.
+    """
     kept = {*scope.outputs, *(stored_value(graph, output) for output in scope.outputs)}
-    return frozenset(
-        name
-        for name in scope.members
-        if name not in kept
-        and graph.users[name]
-        and (OPS[graph[name].op].kind is Kind.BROADCAST or _takes_no_more(graph, graph[name]))
-        and not is_embedded(graph, name)
-    )
+    members = frozenset(scope.members)
+    single: dict[str, frozenset[str]] = {}  # with the ops that it is computed by
+    repeated: set[str] = set()
+    for name in scope.members:
+        node = graph[name]
+        if name in kept or not graph.users[name] or is_embedded(graph, name):
+            continue
+        behind = _find_single_ops(node, single, members)
+        if 0 < len(behind) <= MOST_REPEATED:
+            single[name] = behind
+        elif OPS[node.op].kind is not Kind.BROADCAST and not _takes_no_more(graph, node):
+            continue
+        repeated.add(name)
+    return frozenset(repeated)
+
+
+def _find_single_ops(
+    node: Node, single: Mapping[str, frozenset[str]], members: Set[str]
+) -> frozenset[str]:
+    """The ops of single elements that compute a single element; none where other ops take part."""
+    op = OPS[node.op]
+    element_wise = op.kind is Kind.ELEMENTWISE or op.is_view
+    if not element_wise or not isinstance(node.type, ArrayType) or node.type.size != 1:
+        return frozenset()
+    if any(o in members and o not in single for o in node.operands):
+        return frozenset()
+    return frozenset({node.name}).union(*(single[o] for o in node.operands if o in single))
 
 
 def _takes_no_more(graph: Graph, node: Node) -> bool:

@@ -78,80 +78,82 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = 0;
     const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
-    words_of<Vec<bf16, 8>>::type scale_1_kept_0[1];
     if (first < 16) {
-      const int task = first;
-      const int outer = task * 4 + to;
-      Reduce0::State reduce_sum_7_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
-      Reduce1::State reduce_11_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_11_state_0[i] = Reduce1::identity();
+      words_of<Vec<bf16, 8>>::type scale_1_kept_0[1];
       {
-        const int k = 0;
+        const int task = first;
+        const int outer = task * 4 + to;
+        Reduce0::State reduce_sum_7_state_0[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
+        Reduce1::State reduce_11_state_0[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_11_state_0[i] = Reduce1::identity();
         {
-          const int l = 0;
-          const int col = l * 512 + tx * 8;
-          if (col < 304) {
-            const int at_0 = outer * 304 + col;
-            const Vec<f8e4m3fn, 8> q_1_v_0 = *reinterpret_cast<const Vec<f8e4m3fn, 8>*>(p_q_1 + (at_0));
-            const Vec<bf16, 8> scale_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_scale_1 + (col));
-            scale_1_kept_0[k + l] = to_words(scale_1_v_0);
-            Vec<bf16, 8> mul_15_w_0;
-            Vec<unsigned char, 8> bitcast_convert_type_1_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 8; ++lane) {
-              const float q_1 = load_as<float>(q_1_v_0.v[lane]);
-              const float convert_element_type_8 = hlo_convert<bf16, f8e4m3fn>(q_1);
-              const float scale_1 = bf16_lane(scale_1_v_0, lane);
-              const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_8, scale_1));
-              mul_15_w_0.v[lane] = store_exact<bf16>(mul_15);
-              const float convert_element_type_9 = hlo_convert<float, bf16>(mul_15);
-              reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{convert_element_type_9});
-              reduce_11_state_0[0] = Reduce1::combine(reduce_11_state_0[0], Reduce1::State{q_1});
-              const unsigned char bitcast_convert_type_1 = hlo_bitcast<unsigned char, f8e4m3fn>(q_1);
-              bitcast_convert_type_1_w_0.v[lane] = store_as<unsigned char>(bitcast_convert_type_1);
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 512 + tx * 8;
+            if (col < 304) {
+              const int at_0 = outer * 304 + col;
+              const Vec<f8e4m3fn, 8> q_1_v_0 = *reinterpret_cast<const Vec<f8e4m3fn, 8>*>(p_q_1 + (at_0));
+              const Vec<bf16, 8> scale_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_scale_1 + (col));
+              scale_1_kept_0[k + l] = to_words(scale_1_v_0);
+              Vec<bf16, 8> mul_15_w_0;
+              Vec<unsigned char, 8> bitcast_convert_type_1_w_0;
+              #pragma unroll
+              for (int lane = 0; lane < 8; ++lane) {
+                const float q_1 = load_as<float>(q_1_v_0.v[lane]);
+                const float convert_element_type_8 = hlo_convert<bf16, f8e4m3fn>(q_1);
+                const float scale_1 = bf16_lane(scale_1_v_0, lane);
+                const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_8, scale_1));
+                mul_15_w_0.v[lane] = store_exact<bf16>(mul_15);
+                const float convert_element_type_9 = hlo_convert<float, bf16>(mul_15);
+                reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{convert_element_type_9});
+                reduce_11_state_0[0] = Reduce1::combine(reduce_11_state_0[0], Reduce1::State{q_1});
+                const unsigned char bitcast_convert_type_1 = hlo_bitcast<unsigned char, f8e4m3fn>(q_1);
+                bitcast_convert_type_1_w_0.v[lane] = store_as<unsigned char>(bitcast_convert_type_1);
+              }
+              *reinterpret_cast<Vec<bf16, 8>*>(p_mul_15 + (at_0)) = mul_15_w_0;
+              *reinterpret_cast<Vec<unsigned char, 8>*>(p_bitcast_convert_type_1 + (at_0)) = bitcast_convert_type_1_w_0;
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_mul_15 + (at_0)) = mul_15_w_0;
-            *reinterpret_cast<Vec<unsigned char, 8>*>(p_bitcast_convert_type_1 + (at_0)) = bitcast_convert_type_1_w_0;
           }
         }
-      }
-      reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
-      reduce_warps<Reduce1>(reduce_11_state_0, exchange_1_0);
-      __syncthreads();
-      combine_warps<Reduce0, 64, false>(reduce_sum_7_state_0, exchange_0_0);
-      combine_warps<Reduce1, 64, false>(reduce_11_state_0, exchange_1_0);
-      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
-      if (tx < 1) {
-        p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
-      }
-      const float reduce_11 = reduce_11_state_0[0].f0;
-      if (tx < 1) {
-        p_reduce_11[outer] = store_as<f8e4m3fn>(reduce_11);
-      }
-      const float reduce_sum_7__1 = reduce_sum_7_state_0[0].f0;
-      {
-        const int k = 0;
+        reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
+        reduce_warps<Reduce1>(reduce_11_state_0, exchange_1_0);
+        __syncthreads();
+        combine_warps<Reduce0, 64, false>(reduce_sum_7_state_0, exchange_0_0);
+        combine_warps<Reduce1, 64, false>(reduce_11_state_0, exchange_1_0);
+        const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
+        if (tx < 1) {
+          p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
+        }
+        const float reduce_11 = reduce_11_state_0[0].f0;
+        if (tx < 1) {
+          p_reduce_11[outer] = store_as<f8e4m3fn>(reduce_11);
+        }
+        const float reduce_sum_7__1 = reduce_sum_7_state_0[0].f0;
         {
-          const int l = 0;
-          const int col = l * 512 + tx * 8;
-          if (col < 304) {
-            const Vec<bf16, 8> scale_1_v_0__1 = from_words<Vec<bf16, 8>>(scale_1_kept_0[k + l]);
-            const int at_0__1 = outer * 304 + col;
-            Lanes<f8e4m3fn, 8> convert_element_type_11_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 8; ++lane) {
-              const float scale_1__1 = bf16_lane(scale_1_v_0__1, lane);
-              const float convert_element_type_10 = hlo_convert<float, bf16>(scale_1__1);
-              const float mul_22 = hlo_multiply(reduce_sum_7__1, convert_element_type_10);
-              const float max_3 = hlo_maximum(-448.0f, mul_22);
-              const float min_3 = hlo_minimum(448.0f, max_3);
-              const float convert_element_type_11 = hlo_convert<float, float>(min_3);
-              convert_element_type_11_w_0.v[lane] = convert_element_type_11;
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 512 + tx * 8;
+            if (col < 304) {
+              const Vec<bf16, 8> scale_1_v_0__1 = from_words<Vec<bf16, 8>>(scale_1_kept_0[k + l]);
+              const int at_0__1 = outer * 304 + col;
+              Lanes<f8e4m3fn, 8> convert_element_type_11_w_0;
+              #pragma unroll
+              for (int lane = 0; lane < 8; ++lane) {
+                const float scale_1__1 = bf16_lane(scale_1_v_0__1, lane);
+                const float convert_element_type_10 = hlo_convert<float, bf16>(scale_1__1);
+                const float mul_22 = hlo_multiply(reduce_sum_7__1, convert_element_type_10);
+                const float max_3 = hlo_maximum(-448.0f, mul_22);
+                const float min_3 = hlo_minimum(448.0f, max_3);
+                const float convert_element_type_11 = hlo_convert<float, float>(min_3);
+                convert_element_type_11_w_0.v[lane] = convert_element_type_11;
+              }
+              store_lanes(p_convert_element_type_11 + (at_0__1), convert_element_type_11_w_0);
             }
-            store_lanes(p_convert_element_type_11 + (at_0__1), convert_element_type_11_w_0);
           }
         }
       }

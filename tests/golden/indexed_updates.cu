@@ -157,35 +157,37 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = 0;
     const int to = 0;
     const int first = blockIdx.x;
-    const int columns_1__1 = load_as<int>(p_columns_1[0]);
-    const int lt_14_reshape_0 = load_as<int>(p_lt_14_reshape_0[0]);
-    const bool lt_14_compare_0 = hlo_compare_lt(columns_1__1, lt_14_reshape_0);
-    const int add_18_reshape_0 = load_as<int>(p_add_18_reshape_0[0]);
-    const int add_18_add_0 = hlo_add(columns_1__1, add_18_reshape_0);
-    const int select_n_14_select_0 = (lt_14_compare_0 ? add_18_add_0 : columns_1__1);
-    const float reduce_sum_7__1 = load_as<float>(p_reduce_sum_7[0]);
-    const float div_1 = hlo_divide(reduce_sum_7__1, 20.0f);
     if (first < 1) {
-      const int task = first;
+      const int columns_1__1 = load_as<int>(p_columns_1[0]);
+      const int lt_14_reshape_0 = load_as<int>(p_lt_14_reshape_0[0]);
+      const bool lt_14_compare_0 = hlo_compare_lt(columns_1__1, lt_14_reshape_0);
+      const int add_18_reshape_0 = load_as<int>(p_add_18_reshape_0[0]);
+      const int add_18_add_0 = hlo_add(columns_1__1, add_18_reshape_0);
+      const int select_n_14_select_0 = (lt_14_compare_0 ? add_18_add_0 : columns_1__1);
+      const float reduce_sum_7__1 = load_as<float>(p_reduce_sum_7[0]);
+      const float div_1 = hlo_divide(reduce_sum_7__1, 20.0f);
       {
-        const int k = 0;
+        const int task = first;
         {
-          const int l = 0;
-          const int col = l * 1024 + tx * 2;
-          if (col < 600) {
-            const int col_0__1 = ((col) / 30);
-            const int scatter_mul_5_iota_2__1 = hlo_convert<int>(col_0__1);
-            const bool scatter_max_5_compare_0 = hlo_compare_eq(select_n_14_select_0, scatter_mul_5_iota_2__1);
-            const Vec<float, 2> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
-            Vec<float, 2> scatter_max_5_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float scatter_max_5_maximum_0 = hlo_maximum(x_1__1, div_1);
-              const float scatter_max_5 = (scatter_max_5_compare_0 ? scatter_max_5_maximum_0 : x_1__1);
-              scatter_max_5_w_0.v[lane] = store_as<float>(scatter_max_5);
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 1024 + tx * 2;
+            if (col < 600) {
+              const int col_0__1 = ((col) / 30);
+              const int scatter_mul_5_iota_2__1 = hlo_convert<int>(col_0__1);
+              const bool scatter_max_5_compare_0 = hlo_compare_eq(select_n_14_select_0, scatter_mul_5_iota_2__1);
+              const Vec<float, 2> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
+              Vec<float, 2> scatter_max_5_w_0;
+              #pragma unroll
+              for (int lane = 0; lane < 2; ++lane) {
+                const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+                const float scatter_max_5_maximum_0 = hlo_maximum(x_1__1, div_1);
+                const float scatter_max_5 = (scatter_max_5_compare_0 ? scatter_max_5_maximum_0 : x_1__1);
+                scatter_max_5_w_0.v[lane] = store_as<float>(scatter_max_5);
+              }
+              *reinterpret_cast<Vec<float, 2>*>(p_scatter_max_5 + (col)) = scatter_max_5_w_0;
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_scatter_max_5 + (col)) = scatter_max_5_w_0;
           }
         }
       }

@@ -713,50 +713,52 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const int ty = 0;
       const int to = 0;
       const int first = int(blockIdx.x) - 5;
-      const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
-      const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
-      const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);
       if (first >= 0) {
-        const int task = first;
-        const int col_tile = task;
+        const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
+        const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
+        const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);
         {
-          const int k = 0;
+          const int task = first;
+          const int col_tile = task;
           {
-            const int l = 0;
-            const int col = l * 256 + tx + col_tile * 256;
-            if (col < 376) {
-              const int col_0__11 = ((col) / 47);
-              float reduce_window_sum_31_pad_0;
-              if (col_0__11 * 2 < 13) {
-                const int col_1__3 = ((col) % 47);
-                const int at_0__29 = col_1__3 + col_0__11 * 50;
-                const float z_1 = load_as<float>(p_z_1[at_0__29]);
-                reduce_window_sum_31_pad_0 = z_1;
-              } else {
-                reduce_window_sum_31_pad_0 = 0.0f;
+            const int k = 0;
+            {
+              const int l = 0;
+              const int col = l * 256 + tx + col_tile * 256;
+              if (col < 376) {
+                const int col_0__11 = ((col) / 47);
+                float reduce_window_sum_31_pad_0;
+                if (col_0__11 * 2 < 13) {
+                  const int col_1__3 = ((col) % 47);
+                  const int at_0__29 = col_1__3 + col_0__11 * 50;
+                  const float z_1 = load_as<float>(p_z_1[at_0__29]);
+                  reduce_window_sum_31_pad_0 = z_1;
+                } else {
+                  reduce_window_sum_31_pad_0 = 0.0f;
+                }
+                const float reduce_window_sum_31_add_4 = hlo_add(reduce_window_sum_31_add_3, reduce_window_sum_31_pad_0);
+                float reduce_window_sum_31_pad_0__1;
+                if (col_0__11 * 2 < 13) {
+                  const int col_1__4 = ((col) % 47);
+                  const int at_0__30 = col_1__4 + col_0__11 * 50 + 3;
+                  const float z_1__1 = load_as<float>(p_z_1[at_0__30]);
+                  reduce_window_sum_31_pad_0__1 = z_1__1;
+                } else {
+                  reduce_window_sum_31_pad_0__1 = 0.0f;
+                }
+                const float reduce_window_sum_31_add_5 = hlo_add(reduce_window_sum_31_add_4, reduce_window_sum_31_pad_0__1);
+                const int col_1__5 = ((col) % 47);
+                float reduce_window_sum_31_pad_0__2;
+                if (col_0__11 * 2 < 13 && col_1__5 + 6 < 50) {
+                  const int at_0__31 = col_1__5 + col_0__11 * 50 + 6;
+                  const float z_1__2 = load_as<float>(p_z_1[at_0__31]);
+                  reduce_window_sum_31_pad_0__2 = z_1__2;
+                } else {
+                  reduce_window_sum_31_pad_0__2 = 0.0f;
+                }
+                const float reduce_window_sum_31_add_6 = hlo_add(reduce_window_sum_31_add_5, reduce_window_sum_31_pad_0__2);
+                p_reduce_window_sum_31_add_6[col] = store_as<float>(reduce_window_sum_31_add_6);
               }
-              const float reduce_window_sum_31_add_4 = hlo_add(reduce_window_sum_31_add_3, reduce_window_sum_31_pad_0);
-              float reduce_window_sum_31_pad_0__1;
-              if (col_0__11 * 2 < 13) {
-                const int col_1__4 = ((col) % 47);
-                const int at_0__30 = col_1__4 + col_0__11 * 50 + 3;
-                const float z_1__1 = load_as<float>(p_z_1[at_0__30]);
-                reduce_window_sum_31_pad_0__1 = z_1__1;
-              } else {
-                reduce_window_sum_31_pad_0__1 = 0.0f;
-              }
-              const float reduce_window_sum_31_add_5 = hlo_add(reduce_window_sum_31_add_4, reduce_window_sum_31_pad_0__1);
-              const int col_1__5 = ((col) % 47);
-              float reduce_window_sum_31_pad_0__2;
-              if (col_0__11 * 2 < 13 && col_1__5 + 6 < 50) {
-                const int at_0__31 = col_1__5 + col_0__11 * 50 + 6;
-                const float z_1__2 = load_as<float>(p_z_1[at_0__31]);
-                reduce_window_sum_31_pad_0__2 = z_1__2;
-              } else {
-                reduce_window_sum_31_pad_0__2 = 0.0f;
-              }
-              const float reduce_window_sum_31_add_6 = hlo_add(reduce_window_sum_31_add_5, reduce_window_sum_31_pad_0__2);
-              p_reduce_window_sum_31_add_6[col] = store_as<float>(reduce_window_sum_31_add_6);
             }
           }
         }

@@ -21,17 +21,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = 0;
     const int to = 0;
     const int first = blockIdx.x;
-    const float x_1 = load_as<float>(p_x_1[0]);
-    const float exp_1 = hlo_exp(x_1);
-    const float y_1 = load_as<float>(p_y_1[0]);
-    const float mul_2 = hlo_multiply(exp_1, y_1);
-    const int n_1 = load_as<int>(p_n_1[0]);
-    const float convert_element_type_1 = hlo_convert<float, int>(n_1);
-    const float add_1 = hlo_add(mul_2, convert_element_type_1);
     if (first < 1) {
-      const int task = first;
-      if (tx < 1) {
-        p_add_1[0] = store_as<float>(add_1);
+      const float x_1 = load_as<float>(p_x_1[0]);
+      const float exp_1 = hlo_exp(x_1);
+      const float y_1 = load_as<float>(p_y_1[0]);
+      const float mul_2 = hlo_multiply(exp_1, y_1);
+      const int n_1 = load_as<int>(p_n_1[0]);
+      const float convert_element_type_1 = hlo_convert<float, int>(n_1);
+      const float add_1 = hlo_add(mul_2, convert_element_type_1);
+      {
+        const int task = first;
+        if (tx < 1) {
+          p_add_1[0] = store_as<float>(add_1);
+        }
       }
     }
   }
@@ -41,15 +43,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = 0;
     const int to = 0;
     const int first = int(blockIdx.x) - 1;
-    const int n_1__1 = load_as<int>(p_n_1[0]);
-    const bool gt_1 = hlo_compare_gt(n_1__1, 0);
-    const float x_1__1 = load_as<float>(p_x_1[0]);
-    const float y_1__1 = load_as<float>(p_y_1[0]);
-    const float select_n_1 = (gt_1 ? x_1__1 : y_1__1);
     if (first >= 0 && first < 1) {
-      const int task = first;
-      if (tx < 1) {
-        p_select_n_1[0] = store_as<float>(select_n_1);
+      const int n_1__1 = load_as<int>(p_n_1[0]);
+      const bool gt_1 = hlo_compare_gt(n_1__1, 0);
+      const float x_1__1 = load_as<float>(p_x_1[0]);
+      const float y_1__1 = load_as<float>(p_y_1[0]);
+      const float select_n_1 = (gt_1 ? x_1__1 : y_1__1);
+      {
+        const int task = first;
+        if (tx < 1) {
+          p_select_n_1[0] = store_as<float>(select_n_1);
+        }
       }
     }
   }
@@ -59,13 +63,15 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = 0;
     const int to = 0;
     const int first = int(blockIdx.x) - 2;
-    const int n_1__2 = load_as<int>(p_n_1[0]);
-    const int mul_3 = hlo_multiply(n_1__2, n_1__2);
-    const int sub_1 = hlo_subtract(mul_3, 3);
     if (first >= 0) {
-      const int task = first;
-      if (tx < 1) {
-        p_sub_1[0] = store_as<int>(sub_1);
+      const int n_1__2 = load_as<int>(p_n_1[0]);
+      const int mul_3 = hlo_multiply(n_1__2, n_1__2);
+      const int sub_1 = hlo_subtract(mul_3, 3);
+      {
+        const int task = first;
+        if (tx < 1) {
+          p_sub_1[0] = store_as<int>(sub_1);
+        }
       }
     }
   }

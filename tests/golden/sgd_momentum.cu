@@ -188,22 +188,24 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const int ty = 0;
       const int to = 0;
       const int first = int(blockIdx.x) - 7;
-      const float flat_14__1 = load_as<float>(p_flat_14__1[0]);
-      const float mul_47 = hlo_multiply(flat_14__1, 0.9f);
-      const float flat_9__1 = load_as<float>(p_flat_9__1[0]);
-      const float add_18 = hlo_add(mul_47, flat_9__1);
-      const float flat_4__1 = load_as<float>(p_flat_4__1[0]);
-      const float mul_48 = hlo_multiply(flat_4__1, 1e-04f);
-      const float add_19 = hlo_add(add_18, mul_48);
-      const float mul_53 = hlo_multiply(add_19, 0.1f);
-      const float sub_9 = hlo_subtract(flat_4__1, mul_53);
       if (first >= 0) {
-        const int task = first;
-        if (tx < 1) {
-          p_add_19[0] = store_as<float>(add_19);
-        }
-        if (tx < 1) {
-          p_sub_9[0] = store_as<float>(sub_9);
+        const float flat_14__1 = load_as<float>(p_flat_14__1[0]);
+        const float mul_47 = hlo_multiply(flat_14__1, 0.9f);
+        const float flat_9__1 = load_as<float>(p_flat_9__1[0]);
+        const float add_18 = hlo_add(mul_47, flat_9__1);
+        const float flat_4__1 = load_as<float>(p_flat_4__1[0]);
+        const float mul_48 = hlo_multiply(flat_4__1, 1e-04f);
+        const float add_19 = hlo_add(add_18, mul_48);
+        const float mul_53 = hlo_multiply(add_19, 0.1f);
+        const float sub_9 = hlo_subtract(flat_4__1, mul_53);
+        {
+          const int task = first;
+          if (tx < 1) {
+            p_add_19[0] = store_as<float>(add_19);
+          }
+          if (tx < 1) {
+            p_sub_9[0] = store_as<float>(sub_9);
+          }
         }
       }
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 import astitch
 from astitch.graph.ops import OPS
 
-MOST_PLACES = 64
+MOST_PLACES = 70
 
 ROOT = Path(astitch.__file__).parent
 

@@ -812,6 +812,23 @@ def test_sections_are_found_by_halves(tasks: tuple[int, ...], barriers: bool) ->
     assert (found[len(wanted) :] == -1).all()
 
 
+def test_what_a_loop_needs_once_is_for_its_own_blocks() -> None:
+    g = GraphBuilder()
+    step = g.parameter("f32[]", "step")
+    rate = g.same("power", step, step, name="rate")
+    results = []
+    for extent in (100_000, 30_000):
+        x = g.parameter(f"f32[{extent}]")
+        results.append(g.same("multiply", x, g.broadcast(rate, (extent,), ())))
+    compilation = compile_graph(g.build(*results), preset("h100"))
+    (kernel,) = compilation.program.kernels
+    lines = [line.strip() for line in kernel.source.splitlines()]
+    powers = [i for i, line in enumerate(lines) if "hlo_power(" in line]
+    tests = [i for i, line in enumerate(lines) if line.startswith("if (first ")]
+    assert len(powers) == len(tests) == 2
+    assert all(test < power for test, power in zip(tests, powers, strict=True))
+
+
 def test_sections_that_share_blocks_are_not_parted() -> None:
     """Because blocks come round again, take several tasks, or have more to do behind the loop."""
     apart = [section_of(n, n, 1) for n in range(8)]

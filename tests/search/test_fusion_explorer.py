@@ -32,6 +32,7 @@ from astitch.search.fusion_explorer import (
     replace_scope,
 )
 from astitch.search.patterns import (
+    MOST_REPEATED,
     FusionGraph,
     Pattern,
     Penalty,
@@ -113,6 +114,23 @@ def test_views_projections_and_broadcasts_are_no_vertices_of_their_own() -> None
     graph = g.build(y, flat, g.element(best, 1, "where"))
     assert fusion_of(graph).members == (("best", "largest", "where"), ("centred", "flat"), ("y",))
     assert repeated_ops(graph, only_scope(graph)) == {"spread"}
+
+
+@pytest.mark.parametrize("powers", [1, 40])
+def test_few_ops_of_single_elements_are_repeated(powers: int) -> None:
+    """A learning rate is; what is the last of many such ops is not, and neither is what is computed from a sum."""
+    g = GraphBuilder()
+    step, x = g.parameter("f32[]", "step"), g.parameter("f32[64,256]", "x")
+    rate = step
+    names = []
+    for number in range(powers):
+        rate = g.same("power", rate, step, name=f"rate{number}")
+        names.append(rate)
+    norm = g.same("sqrt", g.reduce(x, (0, 1), "add", name="sum"), name="norm")
+    scaled = g.same("multiply", x, g.broadcast(rate, (64, 256), (), name="spread"), name="y")
+    graph = g.build(g.same("divide", scaled, g.broadcast(norm, (64, 256), (), name="norms")))
+    repeated = repeated_ops(graph, only_scope(graph))
+    assert repeated == {"spread", "norms", *names[:MOST_REPEATED]}
 
 
 @pytest.mark.parametrize(
@@ -367,13 +385,14 @@ def limits(draw: st.DrawFn) -> int:
 
 
 def check_partition(before: Scopes, after: Scopes) -> None:
-    """Every op is where it was, once; nothing is read before it is computed; copies are of broadcasts and views."""
+    """Every op is where it was, once; nothing is read before it is computed; copies are of broadcasts, views
+    and single elements."""
     graph = check_graph(after.graph)
     originals = [m for s in after.scopes for m in s.members if m in before.graph.nodes]
     assert sorted(originals) == sorted(m for s in before.scopes for m in s.members)
     old_home = {m: s.name for s in before.scopes for m in s.members}
     copies = set(graph.nodes) - set(before.graph.nodes)
-    assert all(graph[c].op in ("broadcast", "reshape") for c in copies)
+    assert all(graph[c].op in ("broadcast", "reshape") or graph[c].array.size == 1 for c in copies)
     home = {m: number for number, s in enumerate(after.scopes) for m in s.members}
     assert copies <= set(home)
     for number, scope in enumerate(after.scopes):
@@ -468,9 +487,9 @@ def test_the_effort_is_near_linear() -> None:
 
 def test_a_fan_out_of_hundreds_stays_linear() -> None:
     g = GraphBuilder()
-    scale = g.same("tanh", g.parameter("f32[]"))
+    scale = g.same("tanh", g.parameter("f32[4]"))
     outputs = [
-        g.same("multiply", g.parameter(f"f32[{64 + i}]"), g.broadcast(scale, (64 + i,)))
+        g.same("multiply", g.parameter(f"f32[4,{64 + i}]"), g.broadcast(scale, (4, 64 + i), (0,)))
         for i in range(500)
     ]
     fusion, found = effort(g.build(*outputs))

@@ -61,11 +61,12 @@ def test_the_last_passes_hand_on_what_is_returned() -> None:
 def test_a_target_says_which_passes_are_run() -> None:
     own, _ = compile_and_watch()
     inside, _ = compile_and_watch(Launcher.XLA)
-    assert set(own) ^ set(inside) == {"split_products"}
+    assert set(own) ^ set(inside) == {"split_products", "give_operands"}
     assert set(NAMES) - set(own) == {
         "restore_products",
         "restore_windows",
         "split_products",
+        "give_operands",
         "hoist_loops",
         "rename_scopes",
         "tune",
