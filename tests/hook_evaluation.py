@@ -8,6 +8,7 @@ reference interpreter.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,8 @@ def stitch_through_hook(
 
     if not jax.tree.leaves(arguments):  # then they do not name the device
         options["out_shardings"] = SingleDeviceSharding(devices()[0])
-    jitted = jax.jit(fn, keep_unused=True, **options)
+    # A function of its own: of one that it has compiled before, JAX keeps what came of it.
+    jitted = jax.jit(functools.wraps(fn)(lambda *a, **k: fn(*a, **k)), keep_unused=True, **options)
     with stand_in_compiler(), _hook(transform):
         _compile(jitted, arguments, found)
     if errors:
