@@ -43,7 +43,8 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
         command = [sys.executable, "-m", "benchmarks.modern", "--alone", name, "--json", str(out)]
         command += ["--size", options.size, "--seed", str(options.seed)]
         command += ["--sides", *options.sides]
-        command += [f"--{way}" for way in ("ahead", "check") if getattr(options, way)]
+        flags = ("ahead", "check", "only-time")
+        command += [f"--{flag}" for flag in flags if getattr(options, flag.replace("-", "_"))]
         if options.dump:
             command += ["--dump", str(options.dump)]
         settings = {"ASTITCH_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -84,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="0: usual sizes; others draw them")
     parser.add_argument("--ahead", action="store_true", help="compile for an H100 that is not here")
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
+    parser.add_argument("--only-time", action="store_true", help="measure, compare no results")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
     parser.add_argument("--json", type=Path, help="write the rows there, after each program")
@@ -107,9 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.ahead:
             compile_both(options.alone, small, options.seed, options.json, options.dump)
         else:
-            measure_program(
-                options.alone, small, options.seed, options.json, options.sides, options.check
-            )
+            what = "check" if options.check else "time" if options.only_time else "both"
+            measure_program(options.alone, small, options.seed, options.json, options.sides, what)
         return
     if options.report:
         data = json.loads(options.report.read_text())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,6 +32,8 @@ from benchmarks.models import (
 from benchmarks.modern_programs import make_program
 from benchmarks.modern_programs.program import Program
 from benchmarks.results import describe
+
+What = Literal["both", "check", "time"]
 
 SIDES = ("xla", "jit", "hook", "torch")
 """jax.jit, astitch.jit as a decorator, jax.jit within astitch.enabled(), torch.compile."""
@@ -83,30 +85,30 @@ class Side:
 
 
 def measure_program(
-    name: str, small: bool, seed: int, out: Path, sides: Sequence[str], check: bool
+    name: str, small: bool, seed: int, out: Path, sides: Sequence[str], what: What
 ) -> None:
-    """Writes the row to `out`.  check: compare results only, also without a GPU."""
+    """Writes the row to `out`.  what: "check" compares results only, also without a GPU; "time" compares none."""
     row = GpuRow(name, device=jax.devices()[0].device_kind)
-    if jax.default_backend() != "gpu" and not check:
+    if jax.default_backend() != "gpu" and what != "check":
         raise SystemExit("JAX sees no GPU here: give --ahead or --check")
     with use_empty_caches():
-        for _ in fill_row(row, small, seed, sides, check):
+        for _ in fill_row(row, small, seed, sides, what):
             partial = out.with_suffix(".part")  # what is known stays if the process is stopped
             partial.write_text(json.dumps(asdict(row)))
             partial.replace(out)
 
 
 def fill_row(
-    row: GpuRow, small: bool, seed: int, names: Sequence[str], check: bool
+    row: GpuRow, small: bool, seed: int, names: Sequence[str], what: What
 ) -> Iterator[None]:
     """Yields whenever more of the row is known."""
 
     @contextmanager
-    def noting(what: str) -> Iterator[None]:
+    def noting(stage: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # what one side cannot do is a result
-            row.notes[what] = describe(error)
+            row.notes[stage] = describe(error)
 
     program = make_program(row.name, small=small, seed=seed)
     row.about = program.about
@@ -129,12 +131,14 @@ def fill_row(
         import astitch
 
         row.stitched = sum(entry.kernels for entry in astitch.report().programs)
-    if not check:
+    if what != "check":
         if "torch" in names:
             with noting("torch"):
                 runners += prepare_torch(row, small, seed)
         measure(row, sides, runners, given, noting)
         yield
+    if what == "time":
+        return
     with noting("comparison"):
         compare(row, sides, program, given)
     yield
