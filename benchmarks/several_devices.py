@@ -56,11 +56,13 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """arguments: trees of jax.ShapeDtypeStruct with shardings.  donated: numbers of arguments."""
+    """arguments: trees of jax.ShapeDtypeStruct with shardings.  donated: numbers of arguments.  results: shardings,
+    or None where XLA chooses."""
 
     fn: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
+    results: Any = None
 
 
 def list_programs(size: str) -> dict[str, Callable[[], Sharded]]:
@@ -70,6 +72,7 @@ def list_programs(size: str) -> dict[str, Callable[[], Sharded]]:
     found: dict[str, Callable[[], Sharded]] = {}
     for sharding in ("data", "tensor", "fsdp"):
         found[f"layers/{sharding}"] = lambda how=sharding: make_layers(how)
+        found[f"transformer/{sharding}"] = lambda how=sharding: make_transformer(how, size)
     found["pipeline"] = make_pipeline
     for entry in choose_entries([], size):
         if entry.size == size and entry.mode == "train":
@@ -81,6 +84,14 @@ def make_layers(sharding: str) -> Sharded:
     from tests.xla import test_several_devices as small
 
     return Sharded(small.step, small.arguments(DEVICES, sharding), (0, 1))
+
+
+def make_transformer(sharding: str, size: str) -> Sharded:
+    """The step that benchmarks.several_gpus times."""
+    from benchmarks.sharded_transformer import SIZES, make_training
+
+    training = make_training(devices(DEVICES), sharding, SIZES[size], "bfloat16")
+    return Sharded(training.fn, training.shape(), (0,), training.results)
 
 
 def make_pipeline() -> Sharded:
@@ -159,7 +170,12 @@ def compile_ways(name: str, program: Sharded) -> Iterator[Row]:
     for way in ("plain", "stitched"):
         start = time.perf_counter()
         with hooked(stitches=way == "stitched") as seen:
-            compiled = compile_ahead(program.fn, *program.arguments, donate_argnums=program.donated)
+            compiled = compile_ahead(
+                program.fn,
+                *program.arguments,
+                donate_argnums=program.donated,
+                out_shardings=program.results,
+            )
         exchanges = read_exchanges(compiled, preset(GPU))
         memory = compiled.memory_analysis()
         results = memory.output_size_in_bytes - memory.alias_size_in_bytes
