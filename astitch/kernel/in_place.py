@@ -25,11 +25,12 @@ class InPlace:
 def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Uses]) -> bool:
     """Is each element of one parameter read only by the thread that writes that element of the other, and before?
 
-    Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
-    loads first; or in two nests of equal loops and guards, one after the other in the turn of a task.  The positions
-    must be the same function of these loops.  (Each element is stored once: that is the law of mappings.  Whoever reads
-    it again wants the new one.)  Where only some threads store, what the others loaded, maybe too late, must be of
-    no use to them.
+    Seen from the statements: a load of the one and a store of the other stand in one body, at one position, the load
+    first; or in two nests of equal loops and guards, in the turn of a task, or the load in one that is fetched ahead of
+    that turn.  The positions must be the same function of these loops.  (Each element is stored once: that is the law
+    of mappings.  So no other store meets the load, and whoever reads the element again wants the new one.)  Where only
+    some threads store, what the others loaded, maybe too late, must be of no use to them.
+    What is loaded before a barrier of the grid that all stores come behind may be loaded anywhere.
     """
     loads = uses[kernel.arguments[pair.read].name]
     stores = [
@@ -37,10 +38,13 @@ def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Use
         for use in uses[kernel.arguments[pair.written].name]
         if not isinstance(use[-1].statement, k.Load | k.LoadVector)
     ]
-    if len(stores) != 1 or not loads:
+    if not stores or not loads:
         return False
-    (store,) = stores
-    return all(_precedes(load[-1], store) or _in_equal_nests(load, store) for load in loads)
+    return all(
+        all(_meets_before(load, store) for store in stores)
+        or any(_precedes(load[-1], store) or _in_equal_nests(load, store) for store in stores)
+        for load in loads
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +58,12 @@ class _Place:
     def statement(self) -> Any:
         return self.body[self.number]
 
+
+_STEPS = ("k", "l")
+"""The names of the steps in which a thread walks over the rows and columns of a task."""
+
+_WALKS = (*_STEPS, "turn")
+"""The variables of loops over them."""
 
 Uses = list[tuple[_Place, ...]]
 """The statements that name an array, each behind its enclosing statements, the outermost first."""
@@ -75,6 +85,12 @@ def _collect_uses(
             _collect_uses(inside, place, found)
         for name in find_own_names(statement) & found.keys():
             found[name].append(place)
+
+
+def _meets_before(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool:
+    """Do all threads of the grid wait for each other between load and store?"""
+    between = store[0].body[load[0].number + 1 : store[0].number]
+    return any(isinstance(s, k.Barrier) and s.level == "global" for s in between)
 
 
 def _precedes(load: _Place, store: tuple[_Place, ...]) -> bool:
@@ -120,32 +136,49 @@ def _in_equal_nests(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool
         depth += 1
         if depth == min(len(load), len(store)):
             return False
-    if load[depth].body is not store[depth].body or load[depth].number > store[depth].number:
+    if load[depth].body is not store[depth].body:
         return False
-    if not any(isinstance(place.statement, k.TaskLoop) for place in store[:depth]):
+    one, other = load[depth].statement, store[depth].statement
+    # Fetched ahead of the task's turn, or a turn before the one that stores.
+    ahead = isinstance(one, k.Prefetch) or (
+        isinstance(one, k.Current) and isinstance(other, k.Previous)
+    )
+    if load[depth].number > store[depth].number and not ahead:
         return False
-    read, written = _render_nest(load[depth:]), _render_nest(store[depth:])
+    turns = any(isinstance(place.statement, k.TaskLoop) for place in store[:depth])
+    if not turns and not (ahead and isinstance(other, k.TaskLoop)):
+        return False
+    own = store[depth].body[: store[depth].number] if turns and isinstance(one, k.Prefetch) else ()
+    read, written = _render_nest(load[depth:]), _render_nest(store[depth:], own)
     return read is not None and read == written
 
 
-def _render_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
-    """Loops, guards and the position, in which each index that the nest defines is written out; None where something
-    else stands in it."""
+def _render_nest(path: tuple[_Place, ...], before: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+    """Guards, loops and the position, in which each index that the nest defines is written out; None where something
+    else stands in it.
+
+    Left out is what says of which task a body is, and over which of its steps a thread walks, in which order: an
+    element has one task, thread and step.
+    before: statements that define indices of the task.
+    """
     known: dict[str, Any] = {}
     rendered: list[Any] = []
+    _add_indices(before, known)
     for depth, place in enumerate(path[:-1]):
         match statement := place.statement:
+            case k.Loop(variable=variable) if variable in _WALKS:
+                pass
             case k.Loop(variable=variable):
-                known[variable] = ("turn", depth)
+                known[variable] = ("turn", len(rendered))
                 rendered.append(("loop", statement.count, _render(statement.bound, known)))
             case k.If(guards=guards):
                 rendered.append(("if", _render(guards, known)))
+            case k.TaskLoop() | k.Current() | k.Previous() | k.Prefetch():
+                pass
             case _:
                 return None
         inner = path[depth + 1]
-        for before in inner.body[: inner.number]:
-            if isinstance(before, k.Index):
-                known[before.name] = _render(before.form, known)
+        _add_indices(inner.body[: inner.number], known)
     match path[-1].statement:
         case k.Load(position=position) | k.Store(position=position):
             return (*rendered, 1, _render(position, known))
@@ -155,6 +188,13 @@ def _render_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
             # In such a nest into registers, for a later phase.
             return (*rendered, w, _render(position, known))
     return None
+
+
+def _add_indices(body: Sequence[Any], known: dict[str, Any]) -> None:
+    """known: gets the indices that statements define, written out."""
+    for statement in body:
+        if isinstance(statement, k.Index) and statement.name not in _STEPS:
+            known[statement.name] = _render(statement.form, known)
 
 
 def _render(value: Any, known: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from astitch.graph.ir import CustomCallAttrs
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import InPlace
+from astitch.run.emulate import Order
 from astitch.show.compilation import Compilation
 from astitch.xla.memory_reuse import find_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, emit_plan_for_xla
@@ -25,6 +26,7 @@ from tests.emulated_xla import (
     is_kernel,
     normal,
     planned_kernels,
+    run_graph,
     run_module,
     two_batch_norms,
     with_text,
@@ -69,20 +71,57 @@ def test_donated_parameters_are_written_over() -> None:
 @pytest.mark.parametrize(
     ("fn", "arguments"),
     [
-        (lambda x: x - x.sum(0), (normal(640, 96),)),  # written by other blocks than read it
         (lambda x: x[::-1] * 2, (normal(64, 96),)),  # written elsewhere
         (lambda x: jnp.tanh(x) + x.T, (normal(64, 64),)),  # also read elsewhere
         (lambda x: (x * 2).astype(jnp.bfloat16), (normal(64, 96),)),  # of another size
         (lambda x: (jnp.tanh(x) + 1, x @ (jnp.tanh(x) + 1)), (normal(64, 64),)),  # read later
         (lambda x: jnp.sort(x), (normal(64, 96),)),  # by XLA
     ],
-    ids=["phases", "reverse", "transpose", "size", "product", "sort"],
+    ids=["reverse", "transpose", "size", "product", "sort"],
 )
 def test_what_is_not_written_where_it_was_read(
     fn: Callable[..., Any], arguments: tuple[np.ndarray, ...]
 ) -> None:
     _, in_place = compile_donated(fn, 1, *arguments)
     assert in_place == {}
+
+
+def trust(p, g):
+    """A step as long as the weights are: LAMB's rule, or Adafactor's."""
+    return p - 0.1 * jnp.linalg.norm(p) / (1 + jnp.linalg.norm(g + 0.01 * p)) * (g + 0.01 * p)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("fn", "arguments", "pairs"),
+    [
+        (lambda x: x - x.sum(0), (normal(640, 96),), 1),
+        (lambda x: x - x.sum(0), (normal(2560, 96),), 1),
+        (lambda x: x - x.sum(0), (normal(2560, 500),), 1),
+        (lambda x: x[::-1] - x.sum(0), (normal(2560, 500),), 0),  # then read elsewhere
+        (lambda x: x - x.mean() * x[:, ::-1].max(), (normal(640, 512),), 1),
+        (lambda x: x / jnp.square(x.T @ jnp.ones(256, x.dtype)).sum(), (normal(256, 257),), 1),
+        (trust, (normal(640, 384), normal(640, 384)), 1),
+    ],
+    ids=["part", "ahead", "columns", "reverse", "whole", "weighted", "trust"],
+)
+def test_what_is_read_before_all_meet_may_be_read_anywhere(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...], pairs: int, dtype: Any
+) -> None:
+    """Before a barrier of the grid by any thread; without one, by the thread that stores it in any of its steps."""
+    arguments = tuple(a.astype(dtype) for a in arguments)
+    compilation, in_place = compile_donated(fn, 1, *arguments)
+    assert sum(map(len, in_place.values())) == pairs
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
+    for kernel in planned_kernels(compilation):
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
+    graph = import_hlo(export_program(compilation, kernels))
+    want = np.asarray(jax.jit(fn)(*arguments), np.float32)
+    tolerance = 1e-4 if dtype is np.float32 else 2**-6
+    for order in Order:
+        (got,) = run_graph(graph, arguments, order)
+        atol = tolerance * float(np.abs(want).max())
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=tolerance, atol=atol)
 
 
 def move_weights(weights, x):
