@@ -150,14 +150,12 @@ class KernelCheck:
         sources = [p.source for p in kernel.parameters]
         for number, source in enumerate(sources):
             self.require(source not in sources[:number], f"%{source} is passed twice")
-        end = 0
         for scratch in kernel.scratch:
             self.require(scratch.source in sources, f"scratch %{scratch.source} has no name")
             self.require(
-                scratch.offset >= end and scratch.offset % ACCESS_BYTES == 0,
+                scratch.offset >= 0 and scratch.offset % ACCESS_BYTES == 0,
                 f"scratch %{scratch.source} at byte {scratch.offset}",
             )
-            end = scratch.offset + scratch.type.bytes
         self.require(
             0 < kernel.grid <= MOST_BLOCKS and 0 < kernel.block <= 1024,
             f"a launch of {kernel.grid} x {kernel.block}",
@@ -285,6 +283,29 @@ class KernelCheck:
                 f"{parameter.name} is written at level {writes[0]} and read at level {min(reads, default=0)}: "
                 "no global barrier lies between",
             )
+
+        self.check_scratch()
+
+    def check_scratch(self) -> None:
+        """Arrays of scratch that are used at one level, or between two at which one of them is, share no byte."""
+        names = {p.source: p.name for p in self.kernel.parameters}
+        placed: list[tuple[int, int, int, int, str]] = []
+        for scratch in self.kernel.scratch:
+            name = names[scratch.source]
+            levels = self.write_levels.get(name, []) + self.read_levels.get(name, [])
+            if levels and scratch.type.bytes:
+                end = scratch.offset + scratch.type.bytes
+                placed.append((scratch.offset, end, min(levels), max(levels), scratch.source))
+        placed.sort()
+        open_: list[tuple[int, int, int, int, str]] = []
+        for row in placed:
+            open_ = [other for other in open_ if other[1] > row[0]]
+            for _, _, first, last, source in open_:
+                self.require(
+                    last < row[2] or row[3] < first,
+                    f"scratch %{row[4]} at byte {row[0]} overlaps %{source}, which is in use",
+                )
+            open_.append(row)
 
     def count_stores(self) -> dict[str, int]:
         return {name: len(levels) for name, levels in self.write_levels.items()}

@@ -5,7 +5,7 @@ declarations.py has what the kernel declares, residency.py says what stays on ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from astitch.device.gpu import ACCESS_BYTES
@@ -20,11 +20,16 @@ from astitch.kernel.nest import Key
 from astitch.kernel.prefetch import Budget
 from astitch.kernel.residency import Carried, find_carried, find_streams
 from astitch.kernel.store_rounding import round_at_stores
+from astitch.kernel.visit_statements import find_own_names, list_statements
 from astitch.mapping.stitch_scheme import Arrangement, Scheme
+from astitch.program.arena import Lifetime, plan_arena
 from astitch.tiling.space import LINE_BYTES, ceil_div
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
+
+MUCH_SCRATCH, WORTH_SHARING = 1 << 20, 0.9
+"""Bytes of scratch from which its arrays share memory, and the part of it that must be enough then."""
 
 MAX_POINTERS = 500
 """Pointers that fit the 4 KB of kernel parameters; beyond it a kernel gets the address of a table of pointers."""
@@ -142,8 +147,14 @@ def _global_barriers(arrangement: Arrangement, level: int, to_level: int) -> lis
     return [k.Barrier("global", reason)] * (to_level - level)
 
 
-def _place_scratch(arrays: Iterable[k.Scratch]) -> tuple[k.Scratch, ...]:
-    """Scratch side by side: arrays smaller than a line of the caches share one, others begin with one."""
+def _place_scratch(
+    arrays: Sequence[k.Scratch], names: Mapping[str, str], body: Sequence[k.Statement]
+) -> tuple[k.Scratch, ...]:
+    """Scratch side by side: arrays smaller than a line of the caches share one, others begin with one.
+
+    Much scratch takes over memory of what was read for the last time before a barrier of the grid.  names: of the
+    arrays in the body.
+    """
     placed: list[k.Scratch] = []
     end = 0
     for array in arrays:
@@ -151,7 +162,29 @@ def _place_scratch(arrays: Iterable[k.Scratch]) -> tuple[k.Scratch, ...]:
         offset = ceil_div(end, align) * align
         placed.append(replace(array, offset=offset))
         end = offset + array.type.bytes
-    return tuple(placed)
+    if end < MUCH_SCRATCH:
+        return tuple(placed)
+    used = _find_levels(body, {names[array.source]: array.source for array in arrays})
+    lifetimes = [Lifetime(a.source, a.type.bytes, *used[a.source]) for a in arrays]
+    offsets, total = plan_arena(lifetimes)
+    if total > end * WORTH_SHARING:
+        return tuple(placed)
+    return tuple(replace(array, offset=offsets[array.source]) for array in arrays)
+
+
+def _find_levels(
+    body: Sequence[k.Statement], sources: Mapping[str, str]
+) -> dict[str, tuple[int, int]]:
+    """The first and the last level of a kernel at which each of these arrays is used, by source."""
+    found: dict[str, tuple[int, int]] = {}
+    level = 0
+    for statement in body:
+        level += isinstance(statement, k.Barrier) and statement.level == "global"
+        for inside in list_statements((statement,)):
+            for name in find_own_names(inside) & sources.keys():
+                first, _ = found.get(sources[name], (level, level))
+                found[sources[name]] = first, level
+    return found
 
 
 def _find_embedded_sizes(graph: Graph, members: Iterable[str]) -> list[int]:
@@ -196,7 +229,9 @@ def _assemble(
     return k.Kernel(
         name=name,
         parameters=tuple(parameters),
-        scratch=_place_scratch(scratch.values()),
+        scratch=_place_scratch(
+            tuple(scratch.values()), {p.source: p.name for p in parameters}, body
+        ),
         reducers=tuple(declarations.reducers.values()),
         slots=tuple(declarations.slots),
         body=round_at_stores(body),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.emit_cuda import emit_cuda
+from astitch.errors import IllegalProduct
 from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import monoid_of
 from astitch.graph.reference import run_graph
@@ -21,6 +25,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import MAX_POINTERS
 from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import ReductionScope
+from astitch.run.emulate import Order
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
@@ -28,7 +33,7 @@ from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.scopes import find_scopes
-from tests.small_gpu import few_sms, find_statements
+from tests.small_gpu import assert_close, by_jax, few_sms, find_statements, plan_for
 
 
 def plan(graph: Graph, gpu: str = "h100", schedule: Schedule | None = None) -> Plan:
@@ -558,3 +563,43 @@ def test_arrays_in_two_orders_are_added(
         got = HostEngine(compile_graph(graph, gpu).program, check=True).run([x, y])
         for a, b in zip(got, run_graph(graph, [x, y]), strict=True):
             np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=1e-3, atol=1e-3)
+
+
+def flow_on(x: jax.Array) -> jax.Array:
+    """Steps that read fluxes of their neighbours: each waits for the one before."""
+    for _ in range(4):
+        flux = jnp.tanh(x * jnp.roll(x, 1, 0)) * jnp.exp(-jnp.square(jnp.roll(x, 1, 1) - x))
+        x = x + 0.1 * (flux - jnp.roll(flux, -1, 0) + jnp.roll(flux, 1, 1))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(np.float32, (33, 65)), (ml_dtypes.bfloat16, (40, 96))]
+)
+def test_much_scratch_takes_over_what_is_no_longer_read(
+    size: tuple[int, int], dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astitch.kernel.lower.MUCH_SCRATCH", 0)
+    x = np.random.default_rng(0).standard_normal(size).astype(dtype)
+    planned = plan_for(few_sms(4), flow_on, x, schedule=DEFAULT)
+    (plan,) = planned.plans
+    held = sum(array.type.bytes for array in plan.kernel.scratch)
+    assert plan.kernel.global_barriers > 3
+    assert plan.kernel.scratch_bytes < held
+    want = by_jax(flow_on, x)
+    for order in Order:
+        got = planned.engine(order=order).run([x])
+        assert_close(got, want, 0.1 if dtype is ml_dtypes.bfloat16 else 1e-5)
+    # One barrier earlier, and a block reads what another has written over.
+    swapped = replace(plan.kernel, scratch=tuple(replace(s, offset=0) for s in plan.kernel.scratch))
+    with pytest.raises(IllegalProduct, match="which is in use"):
+        check_plan(replace(plan, kernel=swapped))
+
+
+def test_little_scratch_lies_side_by_side() -> None:
+    x = np.zeros((40, 96), np.float32)
+    (plan,) = plan_for(few_sms(4), flow_on, x, schedule=DEFAULT).plans
+    ends = [s.offset + s.type.bytes for s in plan.kernel.scratch]
+    assert ends == sorted(ends) and plan.kernel.scratch_bytes >= sum(
+        s.type.bytes for s in plan.kernel.scratch
+    )
