@@ -6,6 +6,7 @@ So nothing in a module can leave its comment or its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from astitch.kernel.visit_statements import list_statements
 
 SCALARS_TOGETHER = 32
 """Single elements that a thread may load before it needs the first: half of the registers of a crowded SM's threads."""
+
+COMPLEX_TYPE = re.compile(rf"\b({STORAGE[DType.C64]}|{STORAGE[DType.C128]})\b")
+"""What a kernel that computes with complex numbers declares variables or pointers by."""
 
 MANY_SECTIONS = 4
 """Sections of different blocks that are not worth a search."""
@@ -795,4 +799,7 @@ def _point_to(parameter: k.Parameter) -> Pointer:
 
 def emit_cuda(kernel: k.Kernel, abi: LaunchAbi = CUPY) -> str:
     """The translation unit of a kernel under an ABI; equal kernels give equal bytes."""
-    return "\n".join(_Printer(kernel, abi).text()) + "\n"
+    first, *lines = _Printer(kernel, abi).text()
+    if any(COMPLEX_TYPE.search(line) for line in lines):
+        first += '\n#include "complex.cuh"'
+    return "\n".join([first, *lines]) + "\n"

@@ -73,7 +73,10 @@ def price_op(op: str, dtype: DType, operand_dtypes: Sequence[DType]) -> Mix:
             return {_I: 1}
         return {_C: 1, _I: 1} if dtype is not source else {}
     if op in ("compare", "select"):
-        return {_I: 2 if source.bytes == 8 else 1}
+        return {_I: max(source.bytes / 4, 1)}
+    if source.is_complex or dtype.is_complex:
+        unit = _D if DType.C128 in (source, dtype) else _F
+        return {unit: 4.0 * OPS[op].flops}  # both parts of a sum; six for a product
     if dtype is DType.F64:
         return {_D: 12.0 if OPS[op].cost is Cost.HEAVY else 1.0}
     if not (dtype.is_integer or dtype is DType.PRED):

@@ -12,6 +12,11 @@ template <class T> __device__ __forceinline__ T shuffle_value(T value, int mask)
     }
 }
 
+template <class R> __device__ __forceinline__ Complex<R> shuffle_value(Complex<R> value, int mask)
+{
+    return Complex<R>{shuffle_value(value.re, mask), shuffle_value(value.im, mask)};
+}
+
 // ---- joint reductions (astitch/graph/joint_regions.py) ------------------------------------------------------
 
 enum Joint { JOINT_NONE, JOINT_MOMENTS, JOINT_EXPONENTIALS };
@@ -132,6 +137,10 @@ template <class T> __device__ __forceinline__ T value_of_lane(T value, int lane)
     } else {
         return __shfl_sync(0xffffffffu, value, lane);
     }
+}
+template <class R> __device__ __forceinline__ Complex<R> value_of_lane(Complex<R> value, int lane)
+{
+    return Complex<R>{value_of_lane(value.re, lane), value_of_lane(value.im, lane)};
 }
 
 // Count and sum first, so that each M2 is moved to the common mean once.
@@ -540,6 +549,11 @@ template <class T> __device__ __forceinline__ void words_of_field(unsigned*& wor
         *words++ = unsigned(value);
     }
 }
+template <class R> __device__ __forceinline__ void words_of_field(unsigned*& words, Complex<R> value)
+{
+    words_of_field(words, value.re);
+    words_of_field(words, value.im);
+}
 template <int COUNT>
 __device__ __forceinline__ void publish_words(unsigned long long* to, const unsigned (&words)[COUNT], unsigned tag)
 {
@@ -574,7 +588,10 @@ __device__ __forceinline__ bool take_words(const unsigned long long* from, unsig
 }
 template <class T> __device__ __forceinline__ T field_of_words(const unsigned*& words)
 {
-    if constexpr (sizeof(T) == 8) {
+    if constexpr (is_complex<T>) {
+        const auto re = field_of_words<part_of<T>>(words), im = field_of_words<part_of<T>>(words);
+        return T{re, im};
+    } else if constexpr (sizeof(T) == 8) {
         const unsigned long long low = *words++, high = *words++;
         return same_bits<T>(high << 32 | low);
     } else if constexpr (is_same<T, float>) {

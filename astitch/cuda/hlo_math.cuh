@@ -162,6 +162,10 @@ template <class T> __device__ __forceinline__ T hlo_clamp(T low, T x, T high)
     return hlo_minimum(hlo_maximum(low, x), high);
 }
 
+// The parts of a number that is not complex; complex.cuh has the others.
+template <class T> __device__ __forceinline__ T hlo_real(T x) { return x; }
+template <class T> __device__ __forceinline__ T hlo_imag(T) { return T(0); }
+
 // ---- bits -------------------------------------------------------------------------------------------
 
 template <class T> __device__ __forceinline__ T hlo_and(T a, T b) { return T(a & b); }
@@ -432,8 +436,15 @@ template <class To, class From> __device__ __forceinline__ To saturate_to_intege
 template <class To, class From = void, class X> __device__ __forceinline__ compute_of<To> hlo_convert(X x)
 {
     static_assert(is_same<From, void> || is_same<compute_of<From>, X>, "hlo_convert: x is not a value of From");
-    static_assert(is_pred<X> || is_integer<X> || is_wide_float<X>, "hlo_convert: x has no compute type");
-    if constexpr (is_pred<To>) {
+    static_assert(is_pred<X> || is_integer<X> || is_wide_float<X> || is_complex<X>, "hlo_convert: x has no compute type");
+    if constexpr (is_complex<To>) {
+        using Part = part_of<To>;
+        if constexpr (is_complex<X>) return To{Part(x.re), Part(x.im)};
+        else return To{Part(x), Part(0)};
+    } else if constexpr (is_complex<X>) {
+        static_assert(is_pred<To>, "hlo_convert: a complex number has no real value");
+        return x.re != 0 || x.im != 0;
+    } else if constexpr (is_pred<To>) {
         return x != X(0);
     } else if constexpr (is_integer<To>) {
         if constexpr (is_wide_float<X>) return saturate_to_integer<To>(x);

@@ -8,6 +8,7 @@
 //   s8..64  signed char ...  same           bf16      bf16       float, rounded to bf16 after every op
 //   u8..64  unsigned char..  same           f8e4m3fn  f8e4m3fn   float, rounded likewise
 //   f32/64  float, double    same           f8e5m2    f8e5m2     float, rounded likewise
+//   c64/128 c64, c128        same
 //
 //   load_as<C>(stored), store_as<T>(value), store_exact<T>(value), round_to<T>(value)   what emitted text uses
 //   to_float(stored), from_float<T>(f), from_double<T>(d)        round to nearest even; NaN stays NaN;
@@ -20,6 +21,10 @@ struct bf16 { unsigned short bits; };
 struct f8e4m3fn { unsigned char bits; };
 struct f8e5m2 { unsigned char bits; };
 
+template <class R> struct alignas(2 * sizeof(R)) Complex { R re, im; };
+using c64 = Complex<float>;
+using c128 = Complex<double>;
+
 // ---- what C++ type stands for what ------------------------------------------------------------------
 
 template <class A, class B> struct is_same_type { static constexpr bool value = false; };
@@ -29,6 +34,7 @@ template <class A, class B> constexpr bool is_same = is_same_type<A, B>::value;
 template <class T> constexpr bool is_narrow_float =
     is_same<T, f16> || is_same<T, bf16> || is_same<T, f8e4m3fn> || is_same<T, f8e5m2>;
 template <class T> constexpr bool is_wide_float = is_same<T, float> || is_same<T, double>;
+template <class T> constexpr bool is_complex = is_same<T, c64> || is_same<T, c128>;
 template <class T> constexpr bool is_pred = is_same<T, bool>;
 template <class T> constexpr bool is_signed_integer =
     is_same<T, signed char> || is_same<T, short> || is_same<T, int> || is_same<T, long long>;
@@ -42,6 +48,11 @@ template <class A, class B> struct choose_type<false, A, B> { using type = B; };
 template <bool condition, class A, class B> using choose = typename choose_type<condition, A, B>::type;
 
 template <class T> using compute_of = choose<is_narrow_float<T>, float, T>;
+
+// The type of both parts of a complex number.
+template <class T> struct part_type { using type = T; };
+template <class R> struct part_type<Complex<R>> { using type = R; };
+template <class T> using part_of = typename part_type<T>::type;
 
 // The unsigned integer of as many bytes.
 template <int bytes> struct unsigned_type;

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.ops.windows import find_running
 from astitch.graph.running import why_not_liftable
 
-STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
+STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_opaque)
 """Element types that the emitter renders."""
 
 
@@ -41,6 +43,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:
             return f"element type {array.dtype.value} has no emitted form"
+    if kind is Kind.ELEMENTWISE and not _has_form(node, types):
+        return f"'{node.op}' of complex numbers has no emitted form"
     if kind is Kind.OTHER:
         return _why_not_running(graph, node)
     if kind is Kind.REDUCE:
@@ -48,12 +52,22 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
             scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
             if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):
                 return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
+            used = [array_of(node.regions[0][o]) for o in inner.operands]
+            if OPS[inner.op].kind is Kind.ELEMENTWISE and not _has_form(inner, used):
+                return (
+                    f"its region holds '{inner.op}' of complex numbers, which has no emitted form"
+                )
         inits = [graph[o] for o in node.operands[len(node.operands) // 2 :]]
         if monoid_of(node.regions[0]) is None and not all(
             isinstance(init.attrs, ConstantAttrs) for init in inits
         ):
             return "the identity of its region is unknown and its init value is not a constant"
     return None
+
+
+def _has_form(node: Node, types: Sequence[ArrayType]) -> bool:
+    """Has the element-wise op an emitted form for operands and results of these types?"""
+    return OPS[node.op].takes_complex or not any(array.dtype.is_complex for array in types)
 
 
 def _why_not_running(graph: Graph, node: Node) -> str | None:

@@ -36,6 +36,8 @@ STORAGE = {
     DType.F64: "double",
     DType.F8E4M3FN: "f8e4m3fn",
     DType.F8E5M2: "f8e5m2",
+    DType.C64: "c64",
+    DType.C128: "c128",
 }
 """The C++ type of an element in memory."""
 
@@ -127,6 +129,9 @@ def render_number(literal: Literal) -> str:
         text = f"(-{-(number + 1)}{suffix} - 1)" if number < 0 else f"{number}{suffix}"
         narrow = dtype.bytes < 4
         return f"({STORAGE[dtype]})({text})" if narrow else text
+    if dtype.is_complex:
+        parts = (render_number(Literal.of(np.asarray(part))) for part in (value.real, value.imag))
+        return f"{STORAGE[dtype]}{{{', '.join(parts)}}}"
     wide = dtype is DType.F64
     number_f = float(value)
     if not math.isfinite(number_f):

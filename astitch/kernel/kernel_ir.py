@@ -255,7 +255,7 @@ class Reducer:
     @property
     def payload(self) -> int:
         """32-bit words of a state that blocks exchange."""
-        return sum(2 if f.bytes == 8 else 1 for f in self.fields)
+        return sum(max(f.bytes // 4, 1) for f in self.fields)
 
     @property
     def words(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from astitch.graph.dimensions import array_of
@@ -21,6 +23,18 @@ def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:
     return np.array(info.max if largest else info.min, dtype.numpy)
 
 
+IDENTITIES: Mapping[str, Callable[[DType], np.ndarray]] = {
+    "add": lambda dtype: np.zeros((), dtype.numpy),
+    "or": lambda dtype: np.zeros((), dtype.numpy),
+    "xor": lambda dtype: np.zeros((), dtype.numpy),
+    "multiply": lambda dtype: np.ones((), dtype.numpy),
+    "maximum": lambda dtype: _extreme(dtype, largest=False),
+    "minimum": lambda dtype: _extreme(dtype, largest=True),
+    "and": lambda dtype: np.array(dtype is DType.PRED or -1).astype(dtype.numpy),
+}
+"""What a state of a known operation begins with."""
+
+
 def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
     """The combiner of a reduce.  Sums and products of floats below 32 bits accumulate in f32, as XLA's do."""
     node = graph[name]
@@ -35,13 +49,5 @@ def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
     dtype = dtypes[0]
     wide = dtype.is_narrow_float and op in ("add", "multiply")
     state = DType.F32 if wide else dtype
-    identities = {
-        "add": np.zeros((), state.numpy),
-        "or": np.zeros((), state.numpy),
-        "xor": np.zeros((), state.numpy),
-        "multiply": np.ones((), state.numpy),
-        "maximum": _extreme(state, largest=False),
-        "minimum": _extreme(state, largest=True),
-        "and": np.array(True) if state is DType.PRED else np.array(-1).astype(state.numpy),
-    }
-    return Reducer(number, (state,), region, (Literal.of(identities[op]),), commutative=True)
+    identity = Literal.of(IDENTITIES[op](state))
+    return Reducer(number, (state,), region, (identity,), commutative=True)

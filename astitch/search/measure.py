@@ -60,7 +60,7 @@ def import_cupy() -> Any:
 
 
 def make_values(array: ArrayType, seed: int) -> np.ndarray:
-    """Made-up values of a type: floats between 0.1 and 1, small non-negative integers, random booleans."""
+    """Made-up values of a type: floats (and real parts) between 0.1 and 1, small integers from 0 on, booleans."""
     rng = np.random.default_rng(seed)
     dtype = array.dtype
     if dtype is DType.PRED:
@@ -68,6 +68,8 @@ def make_values(array: ArrayType, seed: int) -> np.ndarray:
     if dtype.is_integer:
         return rng.integers(0, 8, array.shape).astype(dtype.numpy)
     values = rng.random(array.shape, np.float32) * np.float32(0.9) + np.float32(0.1)
+    if dtype.is_complex:
+        return (values + 1j * rng.random(array.shape, np.float32)).astype(dtype.numpy)
     return values.astype(dtype.numpy)
 
 

@@ -65,6 +65,7 @@ DTYPES = {
     **dict.fromkeys(("popcnt", "count-leading-zeros", "mulhi"), INTEGERS),
     "select": ALL,
     "copy": ALL,
+    "complex": (),  # test_complex_math.py
 }
 
 # Functions may differ by a few units in the last place; everything else is exact.
@@ -400,7 +401,7 @@ def test_op_agrees_with_its_meaning(library: ctypes.CDLL, op: str) -> None:
 
 def test_every_rendered_op_is_covered() -> None:
     rendered = {op for op, row in OPS.items() if row.kind is Kind.ELEMENTWISE and row.cuda}
-    assert rendered - {case.op for case in CASES.values()} == set()
+    assert rendered - {case.op for case in CASES.values()} == {"complex"}
 
 
 # ---- what XLA does where the meaning is not obvious --------------------------------------------------

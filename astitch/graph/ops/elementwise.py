@@ -1,4 +1,4 @@
-"""Element-wise ops: result[i] = f(operands[i]), and complex numbers, which no kernel computes yet.
+"""Element-wise ops: result[i] = f(operands[i]).
 
 Meanings follow XLA: integers wrap, conversions saturate, NaN propagates.  They accept operands with more dimensions
 than the node says, or scalars.  So the body of a reduce can be evaluated for whole arrays at once.
@@ -243,13 +243,14 @@ def _power(x: Array, y: Array) -> Array:
     """Integers: the power modulo 2^bits; a negative exponent gives 0 unless the base is 1 or -1.
 
     (XLA's CPU and GPU code looks at the six low bits of the exponent only.  That is enough wherever nothing overflows.)
-    Complex: 0^y is 0 or 1 for a real y that is not negative, else NaN.
+    Complex: x^0 and 1^y are 1; 0^y is 0 or 1 for a real y that is not negative, else NaN.
     """
     if x.dtype.kind == "c":
         of_zero = np.where(y.real > 0, 0.0, np.where(y.real == 0, 1.0, np.nan))
         of_zero = np.where(y.imag == 0, of_zero, np.nan)
         nowhere = np.where(np.isnan(of_zero), complex(np.nan, np.nan), of_zero)
-        return np.where(x == 0, nowhere, np.power(np.where(x == 0, 1, x), y))
+        of_others = np.where((y == 0) | (x == 1), 1, np.power(np.where(x == 0, 1, x), y))
+        return np.where(x == 0, nowhere, of_others)
     if not is_integer(x):
         return np.power(x, y)
     result, base, exponent = np.ones_like(x * y), x, np.where(y < 0, np.zeros_like(y), y)
@@ -272,9 +273,10 @@ def _atan2(y: Array, x: Array) -> Array:
 
 
 def meaning_of_abs(node: Node, x: Array) -> Array:
-    """|INT_MIN| wraps; the result of a complex operand is real."""
+    """|INT_MIN| wraps; the result of a complex operand is real, and NaN where a part is."""
     if x.dtype.kind == "c":
-        return np.abs(widen_more(x)).astype(x.real.dtype)
+        size = np.abs(widen_more(x)).astype(x.real.dtype)
+        return np.where(np.isnan(x), size.dtype.type(np.nan), size)
     return np.asarray(np.abs(widen(x))).astype(x.dtype, copy=False)
 
 
@@ -652,7 +654,7 @@ def _float_row(name: str, function: Callable[..., Array], *, is_exact: bool = Fa
 
 _INTEGER_PAIR = _same_type(2, _is_integer)
 
-ROWS: dict[str, Op] = {
+_ROWS: dict[str, Op] = {
     "add": _arithmetic_row(
         "add", np.add, _is_any, neutral=neutral_of_sum, combiner=np.add, addend_sign=1
     ),
@@ -758,7 +760,15 @@ ROWS: dict[str, Op] = {
     "atanh": heavy("hlo_atanh", _function(np.arctanh)),
     "cosh": heavy("hlo_cosh", _function(np.cosh)),
     "sinh": heavy("hlo_sinh", _function(np.sinh)),
-    "complex": Op(Kind.OTHER, meaning=meaning_of_complex, rule=_infer_complex, is_pointwise=True),
-    "real": Op(Kind.OTHER, meaning=_plain(np.real), rule=_infer_part, is_pointwise=True),
-    "imag": Op(Kind.OTHER, meaning=_plain(np.imag), rule=_infer_part, is_pointwise=True),
+    "complex": light("hlo_complex({0}, {1})", meaning_of_complex, _infer_complex, flops=0),
+    "real": light("hlo_real({0})", _plain(np.real), _infer_part, flops=0),
+    "imag": light("hlo_imag({0})", _plain(np.imag), _infer_part, flops=0),
 }
+
+_OF_COMPLEX = frozenset(
+    "abs add cbrt compare complex convert copy cosine divide exponential exponential-minus-one imag log log-plus-one "
+    "logistic multiply negate power real rsqrt select sign sine sqrt subtract tan tanh".split()
+)
+"""Ops whose emitted form knows complex numbers too (cuda/complex.cuh)."""
+
+ROWS = {name: replace(row, takes_complex=name in _OF_COMPLEX) for name, row in _ROWS.items()}

@@ -20,7 +20,9 @@ def has_bits(dtype: DType) -> bool:
 
 
 def neutral_of_sum(dtype: DType) -> np.ndarray | None:
-    """The neutral element of addition; -0.0 for floats, since -0.0 + 0.0 is 0.0."""
+    """The neutral element of addition; -0.0 for floats and both parts, since -0.0 + 0.0 is 0.0."""
+    if dtype.is_complex:
+        return np.asarray(complex(-0.0, -0.0), dtype.numpy)
     return (
         np.asarray(-0.0 if dtype.is_float else 0, dtype.numpy) if _is_wide_number(dtype) else None
     )

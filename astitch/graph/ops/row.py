@@ -122,6 +122,7 @@ class Op:
     is_exact: bool = False  # of narrow floats: computed in f32, the result is such a float already
     is_free: bool = False  # element-wise, and no instruction: the bits stay as they are
     is_conversion: bool = False  # between element types
+    takes_complex: bool = False  # element-wise: `cuda` knows complex numbers too
     is_approximate: bool = False  # the special function unit has it, to some 22 bits
     carries_narrow: bool = False  # a value on its way to a conversion may go through it
     is_pointwise: bool = False  # no kernel has it, but it works on arrays position by position
