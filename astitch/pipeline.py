@@ -317,9 +317,9 @@ def run_passes(
 
 def _run(step: Pass, product: Any, job: Job) -> Any:
     if not step.if_it_fails:
-        return _check(step.run(product, job))
+        return _check(step.run(product, job), product)
     return job.faults.attempt(
-        lambda: _check(step.run(product, job)),
+        lambda: _check(step.run(product, job), product),
         lambda: product,
         stage=step.name,
         subject=job.name,
@@ -327,16 +327,24 @@ def _run(step: Pass, product: Any, job: Job) -> Any:
     )
 
 
-def _check(product: Any) -> Any:
-    """The product of a pass, after a check of the graph in it."""
+def _check(product: Any, before: Any) -> Any:
+    """The product of a pass, after a check of the graph in it.  before: the product of the pass before."""
+    graph = _graph_in(product)
+    if graph is not None:
+        check_graph(graph, _graph_in(before))
+    return product
+
+
+def _graph_in(product: Any) -> Graph | None:
+    """The graph in a pass's product; None where there is none."""
     match product:
         case Graph():
-            check_graph(product)
+            return product
         case Left() | Staged() | Scopes():
-            check_graph(product.graph)
+            return product.graph
         case PlannedScopes():
-            check_graph(product.scopes.graph)
-    return product
+            return product.scopes.graph
+    return None
 
 
 def _tell(name: str, product: Any, job: Job) -> None:

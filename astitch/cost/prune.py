@@ -56,7 +56,7 @@ class Bound:
 def _read_again(arrangement: Arrangement, schedule: Schedule) -> float:
     """Share of the inputs that the L2 gives once more at least: half where phases share inputs that are not kept."""
     main = _main_loop(arrangement)
-    phases = {p.phase for p in arrangement.placements.values() if p.loop == main.number}
+    phases = {p.phase for p in arrangement.places[main.number]}
     return 0.5 if schedule.keep is Keep.NOTHING and len(phases) > 1 else 0.0
 
 

@@ -8,7 +8,8 @@ ALWAYS = 1 << 30
 class Registers:
     """words: of kept arrays and states; born, dies: the waits between which each is needed.
 
-    loaded: words of vectors by wait.  turn: counts the waits.
+    loaded: words of vectors by wait.  turn: counts the waits.  Every time only what the section at hand has used is
+    looked at, since a kernel may have thousands of sections.
     """
 
     def __init__(self) -> None:
@@ -17,43 +18,76 @@ class Registers:
         self.dies: dict[str, int] = {}
         self.loaded: dict[int, float] = {}
         self.turn = 0
+        self._lasting: set[str] = set()
+        self._used: dict[str, None] = {}
+
+    def keep(self, name: str, words: float) -> None:
+        """Registers will hold `words` under a name."""
+        self.words[name] = words
+        self._used[name] = None
 
     def hold(self, name: str, words: float, *, always: bool) -> None:
         """Registers hold `words` from now on: until the last use of `name`, or always."""
-        self.words[name] = words
+        self.keep(name, words)
         self.born[name] = self.turn
         if always:
-            self.dies[name] = ALWAYS
+            self.carry(name)
+
+    def fill(self, name: str) -> None:
+        """What is kept under a name is there from now on, if not before."""
+        self.born.setdefault(name, self.turn)
+        self._used[name] = None
 
     def use(self, name: str) -> None:
         self.dies[name] = self.turn
+        self._used[name] = None
+        self._lasting.discard(name)
+
+    def carry(self, name: str) -> None:
+        """What is kept under a name is needed until the section ends."""
+        self.dies[name] = ALWAYS
+        self._used[name] = None
+        self._lasting.add(name)
 
     def forget(self) -> None:
         """What was held for the section before is gone."""
-        self.dies = {n: min(t, self.turn) for n, t in self.dies.items()}
+        for name in self._lasting:
+            self.dies[name] = self.turn
+        self._used = dict.fromkeys(self._lasting)
+        self._lasting.clear()
 
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words
 
-    def held_words(self, turn: int, *, last: bool = False) -> float:
-        """Words of a thread that live from before a wait until after it.  last: of those that are not needed later."""
-        return sum(
-            words
-            for name, words in self.words.items()
-            if self.born.get(name, 0) < turn <= (dies := self.dies.get(name, 0))
-            and (dies == turn or not last)
-        )
+    def kept_words(self, first_turn: int) -> float:
+        """Most words that live from before a wait until after it, from a wait on that came after `forget`."""
+        held = [0.0] * (self.turn + 1 - first_turn)
+        for name in self._used:
+            if name in self.words:
+                born, dies = self.born.get(name, 0), self.dies.get(name, 0)
+                for turn in range(max(born + 1, first_turn), min(dies, self.turn) + 1):
+                    held[turn - first_turn] += self.words[name]
+        return max(held)
 
     def peak_words(self, loads: float) -> float:
         """Most words of a thread that live at once, up to `loads` of them vectors just loaded.
 
         What is loaded to be kept lies where it is kept.
         """
+        turns = self.turn + 1
+        held = [0.0] * turns  # from before a wait until after it
+        dying = [0.0] * turns  # those of them that are not needed later
+        new = [0.0] * turns
+        for name, words in self.words.items():
+            born, dies = self.born.get(name, 0), self.dies.get(name, 0)
+            new[born] += words
+            for turn in range(born + 1, min(dies, self.turn) + 1):
+                held[turn] += words
+            if born < dies <= self.turn:
+                dying[dies] += words
         peak = 0.0
-        for turn in range(self.turn + 1):
-            dying = self.held_words(turn, last=True)
-            new = sum(w for n, w in self.words.items() if self.born.get(n, 0) == turn)
+        for turn in range(turns):
             # New values take the places of those that they are computed from.
-            changing = max(dying, new, min(self.loaded.get(turn, 0.0), loads))
-            peak = max(peak, self.held_words(turn) - dying + changing)
+            changing = max(dying[turn], new[turn], min(self.loaded.get(turn, 0.0), loads))
+            peak = max(peak, held[turn] - dying[turn] + changing)
         return peak

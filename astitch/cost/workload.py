@@ -25,7 +25,7 @@ from astitch.cost.reductions import (
     price_combination,
     price_element,
 )
-from astitch.cost.registers import ALWAYS, Registers
+from astitch.cost.registers import Registers
 from astitch.cost.warp import Warp
 from astitch.graph.index import Linear
 from astitch.graph.ops.access import Guard
@@ -457,12 +457,12 @@ def _price_store_lane(counter: Counter, store: k.StoreLane, frame: Frame) -> Non
 
 def _price_keep(counter: Counter, keep: k.Keep, frame: Frame) -> None:
     size = keep.dtype.bytes if keep.raw else max(keep.dtype.bytes, 4)
-    counter.registers.words[keep.name] = keep.count * size / 4
+    counter.registers.keep(keep.name, keep.count * size / 4)
 
 
 def _price_keep_set(counter: Counter, keep: k.KeepSet, frame: Frame) -> None:
     mix = counter.expression(keep.expr)
-    counter.registers.born.setdefault(keep.name, counter.registers.turn)
+    counter.registers.fill(keep.name)
     if keep.name in counter.slots:
         mix[Unit.SHARED] = mix.get(Unit.SHARED, 0.0) + 1
     counter.add(mix, frame.trips, frame.copies)
@@ -612,7 +612,7 @@ def _price_scan(counter: Counter, step: k.ScanAcross, frame: Frame) -> None:
         chain += exchanges.butterfly(10, 1) + 2 * SHARED_CYCLES
     counter.registers.use(step.state)
     if step.carry:
-        counter.registers.dies[step.carry] = ALWAYS
+        counter.registers.carry(step.carry)
     counter.add_quietly(exchanges.mix, frame)
     counter.sync(frame, float(shared) + (step.handover is not None))
     counter.delay(chain * frame.trips)
@@ -707,9 +707,7 @@ def _price_section(counter: Counter, section: k.Section, frame: Frame) -> None:
     counter.walk((*counter.common, *section.body), Frame())
     counter.common = ()
     counter.wait()
-    counter.loop.kept_words = max(
-        registers.held_words(turn) for turn in range(first_turn, registers.turn + 1)
-    )
+    counter.loop.kept_words = registers.kept_words(first_turn)
     counter.loops.append(counter.loop)
 
 

@@ -8,7 +8,8 @@ needs beside them is its own function, in RULES.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ class KernelCheck:
     """The rules for all statements, and what they have seen of the kernel so far.
 
     scopes: variables by name, innermost last.  level: global barriers passed; meetings: with those of block groups.
+    stores: the arrays of write_levels, in the order of the stores.
     """
 
     def __init__(self, kernel: k.Kernel):
@@ -92,6 +94,7 @@ class KernelCheck:
         self.section = -1
         self.read_levels: dict[str, list[int]] = {}
         self.write_levels: dict[str, list[int]] = {}
+        self.stores: list[str] = []
 
     def fault(self, sentence: str) -> IllegalProduct:
         where = f", loop {self.section}" if self.section >= 0 else ""
@@ -144,12 +147,15 @@ class KernelCheck:
         kernel = self.kernel
         names = [kernel.name, *(p.name for p in kernel.parameters), *(s.name for s in kernel.slots)]
         names += ["scratch"] * bool(kernel.scratch) + ["barrier"] * kernel.cooperative
-        for number, name in enumerate(names):
+        taken: set[str] = set()
+        for name in names:
             self.require(_IDENTIFIER.fullmatch(name) is not None, f"{name!r} is not an identifier")
-            self.require(name not in names[:number], f"two things are named {name}")
-        sources = [p.source for p in kernel.parameters]
-        for number, source in enumerate(sources):
-            self.require(source not in sources[:number], f"%{source} is passed twice")
+            self.require(name not in taken, f"two things are named {name}")
+            taken.add(name)
+        sources: set[str] = set()
+        for source in (p.source for p in kernel.parameters):
+            self.require(source not in sources, f"%{source} is passed twice")
+            sources.add(source)
         for scratch in kernel.scratch:
             self.require(scratch.source in sources, f"scratch %{scratch.source} has no name")
             self.require(
@@ -245,6 +251,8 @@ class KernelCheck:
         self.check_type(array, dtype, done)
         levels = self.write_levels if write else self.read_levels
         levels.setdefault(array, []).append(self.meetings)
+        if write:
+            self.stores.append(array)
         return []
 
     def check_type(self, array: str, dtype: DType | None, done: str) -> None:
@@ -307,15 +315,15 @@ class KernelCheck:
                 )
             open_.append(row)
 
-    def count_stores(self) -> dict[str, int]:
-        return {name: len(levels) for name, levels in self.write_levels.items()}
-
-    def forget_stores_since(self, stored: Mapping[str, int]) -> None:
+    def forget_stores_since(self, start: int) -> None:
         """Forget stores of arrays that were stored before: the other case of a choice, or other steps of a nest, store
-        them too."""
-        for name, levels in self.write_levels.items():
-            if stored.get(name):
-                del levels[stored[name] :]
+        them too.  start: how many stores there were before."""
+        since = Counter(self.stores[start:])
+        again = {name for name, count in since.items() if len(self.write_levels[name]) > count}
+        for name in again:
+            del self.write_levels[name][-since[name] :]
+        if again:
+            self.stores[start:] = [name for name in self.stores[start:] if name not in again]
 
     # -- statements
 
@@ -327,7 +335,7 @@ class KernelCheck:
     def follow(self, statement: k.Statement, uniform: bool) -> Trace:
         """The rules for all statements."""
         trace: Trace = []
-        stored: dict[str, int] | None = None  # before the first of several bodies
+        stored: int | None = None  # before the first of several bodies
         for effect in statement.effects():
             match effect:
                 case Together(otherwise):
@@ -335,7 +343,7 @@ class KernelCheck:
                 case Synchronize():
                     trace.append(None)
                 case Body():
-                    before, stored = stored, self.count_stores()
+                    before, stored = stored, len(self.stores)
                     trace += self.check_body(effect)
                     if before is not None:
                         self.forget_stores_since(stored)
@@ -355,9 +363,10 @@ class KernelCheck:
         trace: Trace = []
         before: k.Statement | None = None
         for statement in body.statements:
-            stored = self.count_stores() if _goes_on(before, statement) else {}
+            stored = len(self.stores)
             trace += self.check_statement(statement, body.uniform)
-            self.forget_stores_since(stored)
+            if _goes_on(before, statement):
+                self.forget_stores_since(stored)
             before = statement
         if body.result is not None:
             trace += self.check_expr(body.result)

@@ -65,7 +65,7 @@ class LoopNest:
         self.graph = declarations.graph
         self.mapping = loop.mapping
         self.placements = declarations.arrangement.placements
-        self.places = [p for p in self.placements.values() if p.loop == loop.number]
+        self.places = declarations.arrangement.places[loop.number]
         self.axes = make_axes(loop.mapping)
         self.axis_of = {atom: axis for axis in self.axes for atom in axis.atoms}
         self.frames = {depth: Frame() for depth in Depth}

@@ -21,6 +21,7 @@ from astitch.graph.storage import storage_name
 from astitch.kernel.nest import Depth, Key, depth_of_index
 from astitch.mapping.roots import RootKind, reduce_behind, root_starts
 from astitch.mapping.stitch_scheme import Arrangement, TaskLoop
+from astitch.tiling.space import Mapping as TaskMapping
 
 MAX_UNROLLED_STEPS = 16
 """A nest of at most this many (row, column) steps is unrolled, so that kept values can be registers."""
@@ -81,8 +82,8 @@ class _Analysis:
         self.graph: Graph = arrangement.graph
         self.placements = arrangement.placements
         self.loop, self.mapping = loop, loop.mapping
-        self.inside = frozenset(arrangement.groups.scope.members)
-        self.places = [p for p in self.placements.values() if p.loop == loop.number]
+        self.inside = arrangement.inside
+        self.places = arrangement.places[loop.number]
         self.phases = max((p.phase for p in self.places), default=0) + 1
         self.elements = self.mapping.row_steps * self.mapping.col_steps
 
@@ -260,17 +261,22 @@ def find_carried(
     """
     found: list[Carried] = []
     taken: set[int] = set()
-    for last in arrangement.loops:
-        phases = [p for p in arrangement.placements.values() if p.loop == last.number]
-        if not all(p.root.kind is RootKind.POINTWISE and p.phase == 0 for p in phases):
+    # At level 0 nothing is walked over backward.  Its loops by where and how a block works on its one task.
+    firsts: dict[tuple[int, TaskMapping], list[TaskLoop]] = {}
+    for loop in arrangement.loops:
+        m = loop.mapping
+        plain = m.vector > 1 and not m.carried and not m.cooperative
+        if loop.level == 0 and plain and m.tasks <= grid:
+            firsts.setdefault((offsets[loop.number], replace(m, reason="")), []).append(loop)
+    for last in arrangement.loops if firsts else ():
+        if last.level == 0 or not all(
+            p.root.kind is RootKind.POINTWISE and p.phase == 0
+            for p in arrangement.places[last.number]
+        ):
             continue
-        for first in arrangement.loops[: last.number]:
+        for first in firsts.get((offsets[last.number], replace(last.mapping, reason="")), ()):
             m = first.mapping
-            same = replace(last.mapping, reason="") == replace(m, reason="")
-            once = m.tasks <= grid and offsets[first.number] == offsets[last.number]
-            apart = first.level == 0 < last.level  # at level 0 nothing is walked over backward
-            plain = m.vector > 1 and not m.carried and not m.cooperative
-            if not (same and once and apart and plain) or first.number in taken:
+            if first.number in taken:
                 continue
             keys = _find_common(arrangement, first, last)
             steps = m.walked_steps

@@ -33,6 +33,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.access import Index, Read
 from astitch.graph.storage import stored_value
 from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind
+from astitch.system.forks import cached_property
 from astitch.thread_mapping import map_space, why_not_aligned
 from astitch.tiling.scans import why_not_in_order
 from astitch.tiling.space import Mapping, NotTaken, Space, size_of
@@ -120,6 +121,19 @@ class Arrangement:
     loops: tuple[TaskLoop, ...]
     placements: MappingType[str, Placement]
 
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """The ops of the scope."""
+        return frozenset(self.groups.scope.members)
+
+    @cached_property
+    def places(self) -> MappingType[int, tuple[Placement, ...]]:
+        """The placements of each loop, by its number, in order."""
+        found: dict[int, list[Placement]] = {loop.number: [] for loop in self.loops}
+        for place in self.placements.values():
+            found[place.loop].append(place)
+        return {number: tuple(places) for number, places in found.items()}
+
     @property
     def levels(self) -> int:
         return max((loop.level for loop in self.loops), default=-1) + 1
@@ -138,12 +152,11 @@ class Arrangement:
         lines = [f"arrangement of {self.groups.scope.name}: {self.levels - 1} global barriers"]
         for loop in self.loops:
             lines.append(f"  level {loop.level}, loop {loop.number}: {loop.mapping}")
-            for place in self.placements.values():
-                if place.loop == loop.number:
-                    lines.append(
-                        f"    phase {place.phase}: %{place.root.name} {place.root.kind.value}, "
-                        f"{place.scheme.value}: {place.reason}"
-                    )
+            for place in self.places[loop.number]:
+                lines.append(
+                    f"    phase {place.phase}: %{place.root.name} {place.root.kind.value}, "
+                    f"{place.scheme.value}: {place.reason}"
+                )
         return "\n".join(lines)
 
 
@@ -367,29 +380,36 @@ class _Arranger:
             return "its shared buffer was demoted: it did not fit"
         return why_not_block_local(draft.root, draft.loop.mapping, index)
 
-    def level_in(self, loop: _Loop, reads: Sequence[Read]) -> int:
-        """The first level at which `loop` could host a reader of `reads`."""
-        level = 0
-        for read in reads:
+    def level_in(self, loop: _Loop, latest: Sequence[Read]) -> int:
+        """The first level at which `loop` could host a reader of what others read.
+
+        latest: the reads, those first that the other loops can read last.  The sum of partials is there for them when
+        the root is.
+        """
+        for read in latest:
             draft = self.drafts[self.computed_in(loop, read.operand)]
             same = draft.loop is loop and draft.reduction_scope in (
                 ReductionScope.TASK,
                 ReductionScope.BLOCK_GROUP,
             )
-            if same and self.why_not_local(draft, read.index) is None:
-                continue
-            level = max(level, draft.available)
-        return level
+            if not same or self.why_not_local(draft, read.index) is not None:
+                return draft.available
+        return 0
 
     def computed_in(self, loop: _Loop, name: str) -> str:
         """The draft of a root for readers in `loop`: where that adds its partials, the sum itself."""
         combine = self.drafts.get(combine_name(name))
         return combine_name(name) if combine is not None and combine.loop is loop else name
 
+    def available(self, read: Read) -> int:
+        """The first level at which other loops can read it."""
+        return self.drafts[read.operand].available
+
     def place(self, root: Root) -> None:
         """Puts a root into the first loop that can compute it, or into a new one."""
         known = self.known.reads_of(root)
         apart = ""
+        latest = sorted(known.roots, key=self.available, reverse=True)
         for loop in self.related_loops(root, known):
             why = self.why_not_in(root, known, loop)
             if why is not None:
@@ -397,7 +417,7 @@ class _Arranger:
                 continue
             if not self.keeps_its_parallelism(root, loop):
                 continue
-            if self.level_in(loop, known.roots) <= loop.level:
+            if self.level_in(loop, latest) <= loop.level:
                 self.join(root, loop, known.roots, known.arrays)
                 return
         self.join(root, self.open_loop(root, known), known.roots, known.arrays)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from astitch.errors import IllegalProduct
 from astitch.program.steps import ALIGNMENT_BYTES
 
@@ -44,16 +46,21 @@ def plan_arena(
         offsets[name] = floor
         floor += align(size)
     total = floor
-    placed: list[tuple[Lifetime, int, int]] = []  # with start and end, by start
+    # One row for each buffer that is placed, by start: start, end, first step, last step.
+    placed = np.empty((len(lifetimes), 4), np.int64)
+    count = 0
     # Among equals the order of the steps, then of the input: the plan depends on nothing else.
     for lifetime in sorted(lifetimes, key=lambda x: (-x.bytes, x.first_step)):
-        size = align(lifetime.bytes)
-        taken = [(start, end) for other, start, end in placed if lifetime.overlaps(other)]
-        start = _find_gap(taken, size, floor)
+        size, first, last = align(lifetime.bytes), lifetime.first_step, lifetime.last_step
+        rows = placed[:count]
+        together = rows[(first <= rows[:, 3]) & (rows[:, 2] <= last)]
+        start = _find_gap(together[:, 0], together[:, 1], size, floor)
         offsets[lifetime.name] = start
         if size:
-            placed.append((lifetime, start, start + size))
-            placed.sort(key=lambda row: row[1])
+            at = int(np.searchsorted(rows[:, 0], start, "right"))
+            placed[at + 1 : count + 1] = placed[at:count].copy()
+            placed[at] = start, start + size, first, last
+            count += 1
         total = max(total, start + size)
     return offsets, total
 
@@ -63,19 +70,17 @@ def align(count: int) -> int:
     return -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _find_gap(taken: Sequence[tuple[int, int]], size: int, floor: int) -> int:
+def _find_gap(starts: np.ndarray, ends: np.ndarray, size: int, floor: int) -> int:
     """The start of the smallest free gap of `size` bytes; the end of all when none is large enough.
 
-    taken: (start, end) by start; they may overlap one another.
+    starts, ends: of what is taken, by start; it may overlap.
     """
-    best: tuple[int, int] | None = None  # width, start
-    free = floor
-    for start, end in taken:
-        width = start - free
-        if width >= size and width > 0 and (best is None or width < best[0]):
-            best = (width, free)
-        free = max(free, end)
-    return free if best is None else best[1]
+    free = np.maximum.accumulate(np.concatenate(([floor], ends)))
+    widths = starts - free[:-1]
+    large = np.flatnonzero((widths >= size) & (widths > 0))
+    if not large.size:
+        return int(free[-1])
+    return int(free[large[np.argmin(widths[large])]])
 
 
 def _check_lifetimes(lifetimes: Sequence[Lifetime], barriers: Iterable[str]) -> None:

@@ -82,15 +82,32 @@ class Exploration:
     joins: int
 
 
-def estimate_penalty(gpu: Gpu, max_statements: int = MAX_STATEMENTS) -> Penalty:
-    """The default penalty: global barriers, and no kernel of more than `max_statements`."""
+@dataclass(frozen=True, slots=True)
+class LengthPenalty:
+    """The default penalty: global barriers, and no kernel of more than `max_statements`.  one_level: nor of several
+    levels."""
 
-    def penalty(pattern: Pattern) -> float:
-        if pattern.statements > max_statements and pattern.size > 1:
+    gpu: Gpu
+    max_statements: float
+    one_level: bool = False
+
+    def __call__(self, pattern: Pattern) -> float:
+        if pattern.statements > self.max_statements and pattern.size > 1:
             return math.inf
-        return pattern.global_barriers * gpu.barrier_us
+        if self.one_level and pattern.levels.bit_count() > 1:
+            return math.inf
+        return pattern.global_barriers * self.gpu.barrier_us
 
-    return penalty
+    def forbids(self, a: Pattern, b: Pattern) -> bool:
+        """Is every pattern that holds both forbidden?  They have no vertex in common."""
+        if a.statements + b.statements > self.max_statements:
+            return True
+        return self.one_level and (a.levels | b.levels).bit_count() > 1
+
+
+def estimate_penalty(gpu: Gpu, max_statements: int = MAX_STATEMENTS) -> LengthPenalty:
+    """The default penalty."""
+    return LengthPenalty(gpu, max_statements)
 
 
 # ---- patterns ----------------------------------------------------------------------------------------
@@ -137,6 +154,9 @@ class Search:
         if apart and a.pattern.statements + b.pattern.statements > self.max_statements:
             self.limited = True
             return None
+        if apart and isinstance(self.penalty, LengthPenalty):
+            if self.penalty.forbids(a.pattern, b.pattern):
+                return None  # before it is put together
         joined = join_patterns(self.fusion, a.pattern, b.pattern)
         return None if joined is None else self.rate(joined)
 
@@ -223,8 +243,12 @@ def explore(fusion: FusionGraph, gpu: Gpu, penalty: Penalty, width: int = WIDTH)
     def stay_in_level(pattern: Pattern) -> float:
         return penalty(pattern) if pattern.levels.bit_count() == 1 else math.inf
 
+    if isinstance(penalty, LengthPenalty):
+        within: Penalty = replace(penalty, one_level=True)
+    else:
+        within = stay_in_level
     single = Partition(0.0, fusion)
-    (levels, *_), joins = _join_in_rounds(single, gpu, stay_in_level, width)
+    (levels, *_), joins = _join_in_rounds(single, gpu, within, width)
     found: dict[_Key, Partition] = {}
     for start in (single, levels):
         frontier, effort = _join_in_rounds(start, gpu, penalty, width)

@@ -140,21 +140,24 @@ def add_vertices(fusion: FusionGraph, pattern: Pattern, more: int) -> Pattern:
     above, below, levels = pattern.above, pattern.below, pattern.levels
     launches, ops, statements = pattern.launches, pattern.ops, pattern.statements
     for vertex in each_vertex(more):
+        bit = 1 << vertex
         for number in fusion.reads[vertex]:
             value = fusion.values[number]
+            shared = value.readers & inside
             if value.producer >= 0 and inside >> value.producer & 1:
                 saved += value.read_bytes
-                if not value.escapes and not value.readers & ~(inside | 1 << vertex):
+                if not value.escapes and shared | bit == value.readers:
                     saved += value.bytes
-            elif value.readers & inside:
+            elif shared:
                 saved += value.read_bytes
         for number in fusion.makes[vertex]:
             value = fusion.values[number]
-            if value.readers & inside:
+            shared = value.readers & inside
+            if shared:
                 saved += value.read_bytes
-                if not value.escapes and not value.readers & ~inside:
+                if not value.escapes and shared == value.readers:
                     saved += value.bytes
-        inside |= 1 << vertex
+        inside |= bit
         above |= fusion.above[vertex]
         below |= fusion.below[vertex]
         levels |= fusion.levels[vertex]
