@@ -14,7 +14,7 @@ cut further: the ops of one are awaited by the same collectives.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from astitch.graph.collectives import communicates, find_awaited
@@ -201,13 +201,18 @@ def _cut_stages(
 
 
 class _Blockers:
-    """Outside ops between two ops.  Sets of them are ints with a bit for each, so that no path is walked twice."""
+    """Outside ops between two ops.  Sets of them are ints with a bit for each, so that no path is walked twice.
+
+    behind: by producer, what was found behind it so far, and the walk that finds the rest.
+    """
 
     def __init__(self, graph: Graph, outside: Mapping[str, str]) -> None:
         self.graph = graph
         self.bit = {name: 1 << number for number, name in enumerate(outside)}
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
+        self.consumer, self.before_consumer = "", 0
+        self.behind: dict[str, tuple[list[str], Iterator[str]]] = {}
         for node in graph:
             found = self.bit.get(node.name, 0)
             for operand in node.operands:
@@ -221,20 +226,35 @@ class _Blockers:
 
     def find(self, producer: str, consumer: str) -> str:
         """The one next to the producer, for the message; '' when there is none."""
-        between = 0
-        for operand in self.graph[consumer].operands:
-            between |= self.before[operand]
-        between &= self.after[producer]
+        if consumer != self.consumer:
+            self.consumer, self.before_consumer = consumer, 0
+            for operand in self.graph[consumer].operands:
+                self.before_consumer |= self.before[operand]
+        between = self.before_consumer & self.after[producer]
         if not between:
             return ""
+        if producer not in self.behind:
+            self.behind[producer] = [], self.walk(producer)
+        seen, more = self.behind[producer]
+        for name in seen:
+            if self.bit[name] & between:
+                return name
+        for name in more:
+            seen.append(name)
+            if self.bit[name] & between:
+                return name
+        raise AssertionError("what is behind the producer is found behind it")
+
+    def walk(self, producer: str) -> Iterator[str]:
+        """The outside ops behind a producer, those next to it first."""
         seen = {producer}
         queue = deque([producer])
-        while True:
+        while queue:
             name = queue.popleft()
-            if self.bit.get(name, 0) & between:
-                return name
+            if name in self.bit:
+                yield name
             for user in self.graph.users[name]:
-                if user not in seen and self.after[user] & between:
+                if user not in seen and self.after[user]:
                     seen.add(user)
                     queue.append(user)
 

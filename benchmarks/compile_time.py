@@ -132,11 +132,73 @@ def make_reduces(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
     return reduces, [jax.ShapeDtypeStruct((512, WIDTH), jnp.float32)] * 2
 
 
+def make_outputs(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """One argument, of which many results are computed."""
+
+    def outputs(x: jax.Array) -> list[jax.Array]:
+        return [jnp.tanh(x * (number + 1.0)) + x for number in range(ops // 5)]
+
+    return outputs, [jax.ShapeDtypeStruct((256, WIDTH), jnp.float32)]
+
+
+def make_arguments(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """The norm of many arguments."""
+
+    def norm(*arrays: jax.Array) -> jax.Array:
+        return jnp.sqrt(sum((jnp.sum(a * a) for a in arrays), jnp.zeros(())))
+
+    return norm, [
+        jax.ShapeDtypeStruct((64, 32 + number % 7), jnp.float32) for number in range(ops // 4)
+    ]
+
+
+def make_unused(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """Many arguments, one of which is read."""
+
+    def read_first(*arrays: jax.Array) -> jax.Array:
+        return jax.nn.softmax(arrays[0])
+
+    return read_first, [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * ops
+
+
+def make_turns(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """A recurrent network whose turns are written out."""
+    turns = ops // 8
+
+    def run(x: jax.Array, w: jax.Array, u: jax.Array, bias: jax.Array) -> jax.Array:
+        state, states = jnp.zeros((64, 256)), []
+        for turn in range(turns):
+            state = jnp.tanh(x[turn] @ w + state @ u + bias)
+            states.append(state)
+        return jnp.stack(states)
+
+    shapes = ((turns, 64, 128), (128, 256), (256, 256), (256,))
+    return run, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def make_slices(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """An array, of which slice after slice is written."""
+    slices = ops // 7
+
+    def write(x: jax.Array, *rows: jax.Array) -> jax.Array:
+        for number, row in enumerate(rows):
+            x = x.at[number].set(jnp.tanh(row))
+        return x
+
+    given = [(slices, 256, 16), *[(256, 16)] * slices]
+    return write, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in given]
+
+
 SHAPES: Mapping[str, Callable[[int], tuple[Function, Sequence[jax.ShapeDtypeStruct]]]] = {
+    "arguments": make_arguments,
     "chain": make_chain,
     "updates": make_updates,
     "layers": make_layers,
+    "outputs": make_outputs,
     "reduces": make_reduces,
+    "slices": make_slices,
+    "turns": make_turns,
+    "unused": make_unused,
 }
 
 

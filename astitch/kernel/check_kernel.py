@@ -20,7 +20,7 @@ from astitch.graph.index import Linear
 from astitch.graph.ir import DType
 from astitch.graph.ops import OPS
 from astitch.kernel import kernel_ir as k
-from astitch.kernel.shared_memory import SLOT_ALIGNMENT_BYTES
+from astitch.kernel.shared_memory import SLOT_ALIGNMENT_BYTES, list_loops
 from astitch.kernel.statement import (
     Body,
     Compute,
@@ -176,8 +176,8 @@ class KernelCheck:
             )
 
     def check_slots(self) -> None:
-        slots = self.kernel.slots
-        for number, slot in enumerate(slots):
+        used_in: dict[int, list[k.Slot]] = {}  # those before, by loop
+        for slot in self.kernel.slots:
             self.require(
                 slot.offset % SLOT_ALIGNMENT_BYTES == 0, f"slot {slot.name} at byte {slot.offset}"
             )
@@ -193,12 +193,13 @@ class KernelCheck:
                 slot.reducer is None or slot.reducer in self.reducers,
                 f"slot {slot.name}: no such reducer",
             )
-            for other in slots[:number]:
-                together = slot.first[0] <= other.last[0] and other.first[0] <= slot.last[0]
-                self.require(
-                    not (together and _overlap(slot, other)),
-                    f"slots {other.name} and {slot.name} overlap and are live together",
-                )
+            for loop in list_loops(slot):
+                for other in used_in.get(loop, ()):
+                    self.require(
+                        not _overlap(slot, other),
+                        f"slots {other.name} and {slot.name} overlap and are live together",
+                    )
+                used_in.setdefault(loop, []).append(slot)
 
     # -- names
 

@@ -16,9 +16,9 @@ from astitch.kernel.kernel_ir import Slot
 SLOT_ALIGNMENT_BYTES = 16
 
 
-def _share_a_loop(a: Slot, b: Slot) -> bool:
-    """Is there a task loop in which both are in use?"""
-    return a.first[0] <= b.last[0] and b.first[0] <= a.last[0]
+def list_loops(slot: Slot) -> range:
+    """The numbers of the task loops in which a slot is in use."""
+    return range(slot.first[0], slot.last[0] + 1)
 
 
 def _align(size_bytes: int) -> int:
@@ -28,13 +28,17 @@ def _align(size_bytes: int) -> int:
 def place_shared(slots: Sequence[Slot]) -> tuple[tuple[Slot, ...], int]:
     """Offsets for all slots and the size of the arena in bytes: largest first, each at the lowest free offset."""
     placed: dict[str, Slot] = {}
+    used_in: dict[int, list[str]] = {}  # what is placed, by loop
     for slot in sorted(slots, key=lambda s: (-s.bytes, s.first, s.name)):
-        beside = [p for p in placed.values() if _share_a_loop(p, slot)]
+        names = {name for loop in list_loops(slot) for name in used_in.get(loop, ())}
+        beside = [placed[name] for name in names]
         offset = 0
         for start, end in sorted((p.offset, p.offset + p.bytes) for p in beside):
             if offset + slot.bytes <= start:
                 break
             offset = max(offset, _align(end))
         placed[slot.name] = replace(slot, offset=offset)
+        for loop in list_loops(slot):
+            used_in.setdefault(loop, []).append(slot.name)
     total = max((s.offset + s.bytes for s in placed.values()), default=0)
     return tuple(placed[s.name] for s in slots), _align(total)

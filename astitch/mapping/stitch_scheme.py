@@ -134,7 +134,7 @@ class Arrangement:
             found[place.loop].append(place)
         return {number: tuple(places) for number, places in found.items()}
 
-    @property
+    @cached_property
     def levels(self) -> int:
         return max((loop.level for loop in self.loops), default=-1) + 1
 
@@ -272,6 +272,7 @@ class _Arranger:
         self.loops: list[_Loop] = []
         self.loops_of_group: dict[int, dict[int, _Loop]] = {}
         self.loops_reading: dict[str, dict[int, _Loop]] = {}
+        self.loops_walking: dict[Symbol, dict[int, _Loop]] = {}
         self.drafts: dict[str, _Draft] = {}
         self.mapping_of: dict[str, Mapping] = {}
         self.group_of: dict[str, int] = {}
@@ -424,15 +425,30 @@ class _Arranger:
         self.drafts[root.name].apart = apart
 
     def related_loops(self, root: Root, known: Reads) -> list[_Loop]:
-        """The loops of the root's group, of what it reads, and of others that read the same arrays, in order."""
-        related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
-        related |= {(loop := self.drafts[r.operand].loop).number: loop for r in known.roots}
+        """The loops of the root's group, of what it reads, and of others that read the same arrays, in order.
+
+        Those that do not walk over its dimensions cannot compute it and are left out, but for a running reduction,
+        which says why it has a loop of its own.
+        """
+        related = [
+            self.loops_of_group.get(self.group_of[root.name], {}),
+            {(loop := self.drafts[r.operand].loop).number: loop for r in known.roots},
+            *(self.loops_reading.get(array, {}) for array in known.arrays),
+        ]
         if root.kind is RootKind.POINTWISE:
             combines = [self.drafts.get(combine_name(r.operand)) for r in known.roots]
-            related |= {c.loop.number: c.loop for c in combines if c is not None}
-        for array in known.arrays:
-            related |= self.loops_reading.get(array, {})
-        return sorted(related.values(), key=attrgetter("level", "number"))
+            related.append({c.loop.number: c.loop for c in combines if c is not None})
+        found: dict[int, _Loop] = {}
+        if root.kind is RootKind.RUNNING or not root.space.atoms:
+            for loops in related:
+                found |= loops
+        else:
+            walking = min((self.loops_walking.get(a, {}) for a in root.space.atoms), key=len)
+            if len(walking) < sum(map(len, related)):
+                related = [{n: walking[n] for n in walking if any(n in one for one in related)}]
+            for loops in related:
+                found |= {n: loop for n, loop in loops.items() if n in walking}
+        return sorted(found.values(), key=attrgetter("level", "number"))
 
     def why_not_in(self, root: Root, known: Reads, loop: _Loop) -> str | None:
         """None when the threads of a loop can compute the root from what it reads, else the reason."""
@@ -449,8 +465,14 @@ class _Arranger:
         elif self.walks_too_far(root, mapping):
             mapping = self.map_alone(root)
         level = max((self.drafts[r.operand].available for r in known.roots), default=0)
-        self.loops.append(_Loop(len(self.loops), level, mapping))
-        return self.loops[-1]
+        return self.add_loop(level, mapping)
+
+    def add_loop(self, level: int, mapping: Mapping) -> _Loop:
+        loop = _Loop(len(self.loops), level, mapping)
+        self.loops.append(loop)
+        for atom in (*mapping.outer, *mapping.row, *mapping.col):
+            self.loops_walking.setdefault(atom, {})[loop.number] = loop
+        return loop
 
     def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
         """A reduce may join a loop unless its result then becomes one partial for each of many tasks, or more partials
@@ -519,8 +541,7 @@ class _Arranger:
         root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
         whole = replace(self.schedule, split=1)  # never split again
         mapping = map_space(space, self.gpu, self.block, 1, whole)
-        loop = _Loop(len(self.loops), draft.loop.level + 1, mapping)
-        self.loops.append(loop)
+        loop = self.add_loop(draft.loop.level + 1, mapping)
         combine = _Draft(root, loop, ReductionScope.TASK, 1, loop.level + 1)
         loop.roots.append(combine_name(draft.root.name))
         self.drafts[combine_name(draft.root.name)] = combine
