@@ -35,6 +35,7 @@ from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.bound_memory import bound_memory
 from astitch.search.build_program import build_program, emit_kernels
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
@@ -108,6 +109,7 @@ class Job:
     """One run of the pipeline.
 
     name: of the graph.  tune: measure plans on the current GPU.  faults: keeps the errors inside astitch.
+    plain: the graph as it was imported; None before the passes run.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Job:
     target: Target
     tune: bool
     faults: FaultLog
+    plain: Graph | None = None
 
 
 # ---- the passes ----------------------------------------------------------------------------------
@@ -175,11 +178,19 @@ def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
     return stitch_remotely(found, layouts_apart=job.target.in_xla)
 
 
+def _bound_memory(scopes: Scopes, job: Job) -> Scopes:
+    assert job.plain
+    return bound_memory(scopes, job.gpu, job.plain)
+
+
 def _rename(scopes: Scopes, job: Job) -> Scopes:
     """The scopes, and with them the kernels, under names that are the region's own."""
     assert job.target.region
     prefix = job.target.region.prefix
-    return replace(scopes, scopes=tuple(replace(s, name=prefix + s.name) for s in scopes.scopes))
+    names = {s.name for s in scopes.scopes}
+    turns = {prefix + name if name in names else name: at for name, at in scopes.turns.items()}
+    renamed = tuple(replace(s, name=prefix + s.name) for s in scopes.scopes)
+    return replace(scopes, scopes=renamed, turns=turns)
 
 
 def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
@@ -272,6 +283,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("find_scopes", lambda staged, job: find_scopes(staged)),
     Pass("stitch_remotely", _stitch_remotely, if_it_fails=PASS_LEFT_OUT),
+    Pass("bound_memory", _bound_memory, if_it_fails="kernels of many tensors may take more memory"),
     Pass("rename_scopes", _rename, lambda job: job.target.region is not None),
     Pass("plan", _plan),
     Pass(
@@ -301,6 +313,7 @@ def run_passes(
     EngineUnavailable.
     """
     product: Any = check_graph(graph)
+    job = replace(job, plain=graph)
     products: dict[str, Any] = {}
     for step in PASSES:
         if step.when(job):

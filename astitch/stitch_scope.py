@@ -67,7 +67,8 @@ class Scope:
 class Scopes:
     """graph: what was searched, in which an op may stand once for each stage that computes it, without barriers.
     outside: ops that no stitch op computes, each with its reason, in order.  recomputed: by which stages, and why.
-    barriers: which there were."""
+    barriers: which there were.  turns: the order in which stitch ops and other steps run, by name; empty: by stages.
+    """
 
     graph: Graph
     scopes: tuple[Scope, ...]
@@ -75,6 +76,7 @@ class Scopes:
     refusals: tuple[Refusal, ...]
     recomputed: tuple[Recomputed, ...] = ()
     barriers: tuple[Barrier, ...] = ()
+    turns: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.scopes, *self.recomputed, *self.outside, *self.refusals)))

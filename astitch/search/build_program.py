@@ -316,16 +316,17 @@ class _ProgramBuilder:
                 stages[node.name] = before + (node.name in self.outside and not projection)
         queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)
         for number, scope in enumerate(self.scopes.scopes):
+            turn = self.find_turn(scope.name, 2 * scope.stage + 1)
             if scope.name in self.plans:
-                queue.append((2 * scope.stage + 1, number, self.plans[scope.name]))
+                queue.append((turn, number, self.plans[scope.name]))
             elif scope.name in self.left:
-                queue.append((2 * scope.stage + 1, number, scope))
+                queue.append((turn, number, scope))
         for number, node in enumerate(self.graph):
             if node.name in self.outside and OPS[node.op].kind is not Kind.PROJECTION:
                 # Ops of one turn do not depend on each other: library calls first, so that the rest is together.
                 library = OPS[node.op].kind is Kind.COMPUTE
                 order = number - len(self.graph) if library else number
-                queue.append((2 * stages[node.name], order, node))
+                queue.append((self.find_turn(node.name, 2 * stages[node.name]), order, node))
         others: list[Node] = []
         for _, _, item in sorted(queue, key=lambda q: q[:2]):
             if isinstance(item, Node) and OPS[item.op].kind is not Kind.COMPUTE:
@@ -347,6 +348,16 @@ class _ProgramBuilder:
             self.find_epilogues()
         outputs = tuple(self.view(o) for o in self.graph.outputs)
         return self.assemble(name, outputs)
+
+    def find_turn(self, name: str, otherwise: int) -> int:
+        """When a stitch op or another op runs, where the scopes say so; a part of a stitch op when that would."""
+        if not self.scopes.turns:
+            return otherwise
+        while name not in self.scopes.turns:
+            name, _, part = name.rpartition("_")
+            if not part:
+                return otherwise
+        return self.scopes.turns[name]
 
     def build_whole(self, name: str, reason: str) -> Program:
         """The program in which nothing of ours computes anything."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.cost.speed_of_light import count_needed
 from astitch.device.gpu import Gpu
@@ -41,13 +41,15 @@ LOCAL_ROW = 1024
 @dataclass(frozen=True, slots=True)
 class Value:
     """What a vertex leaves for others.  producer: its vertex, or -1 for an input of the scope.  bytes: to write it.
-    read_bytes: what one kernel reads of it.  readers: bit set of vertices.  escapes: needed outside of the scope."""
+    read_bytes: what one kernel reads of it.  readers: bit set of vertices.  escapes: needed outside of the scope.
+    buffer: its storage name."""
 
     producer: int
     bytes: int
     read_bytes: int
     readers: int
     escapes: bool
+    buffer: str
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
         members,
         edges,
         [
-            Value(d.producer, d.bytes, d.read_bytes, d.readers, stored in escaping)
+            Value(d.producer, d.bytes, d.read_bytes, d.readers, stored in escaping, stored)
             for stored, d in drafts.items()
         ],
         [int(not views.issuperset(names)) for names in members],
@@ -459,7 +461,7 @@ def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
         if producer >= 0:
             readers &= ~(1 << producer)
         if readers or value.escapes:
-            values.append(Value(producer, value.bytes, value.read_bytes, readers, value.escapes))
+            values.append(replace(value, producer=producer, readers=readers))
     inner = [list(each_vertex(groups[group])) for group in order]
     levels = [0] * len(order)
     for number, vertices in enumerate(inner):

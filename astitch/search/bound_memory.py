@@ -1,0 +1,236 @@
+"""Scopes -> Scopes: stitch ops without data dependence share a kernel only as far as memory allows.
+
+One kernel that takes a step of many tensors holds the operands and the results of all of them at once.  XLA finishes
+one tensor after the other.  So where the peak of all stitch ops as they are is above that of the plain program, they
+are cut into pieces that have no large value in common, and pieces are put together again while the peak stays below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import networkx as nx
+
+from astitch.device.gpu import Gpu
+from astitch.graph.ir import Graph
+from astitch.search.fusion_explorer import make_parts, replace_scope
+from astitch.search.patterns import (
+    FusionGraph,
+    Pattern,
+    add_vertices,
+    contract,
+    each_vertex,
+    make_fusion_graph,
+    make_pattern,
+    to_bits,
+)
+from astitch.search.peak_memory import (
+    MemoryStep,
+    MemorySteps,
+    MemoryUse,
+    estimate_plain_peak,
+    list_steps,
+    schedule,
+)
+from astitch.stitch_scope import Refusal, Scope, Scopes
+
+LARGE_BYTES = 64 << 10
+"""Values from this size on keep what has them in common in one piece; smaller ones cost a kernel a load."""
+
+LEAST_PEAK = 1 << 20
+"""A peak below it is not looked at."""
+
+SHARE, MARGIN = 1.02, 1.05
+"""How much more memory a program may take, arguments and all, than XLA alone is estimated to need; and than all pieces
+apart would.  XLA takes 1 to 35 % more than its estimate: it joins fusions, too, and its scheduler looks at more."""
+
+MOST_VISITS = 40_000
+"""Steps that are put in order, all trials together.  It takes a second."""
+
+
+def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph) -> Scopes:
+    """The scopes, some of them in pieces, where that lowers the peak.
+
+    plain: the program as XLA alone would get it.  A program with barriers stays as it is: XLA keeps their order.
+    """
+    steps = list_steps(scopes)
+    whole = schedule(steps).peak
+    given = sum(plain[name].array.bytes for name in plain.parameters)
+    if whole < LEAST_PEAK or scopes.barriers or whole <= given * (SHARE - 1):
+        return scopes
+    limit = SHARE * (given + estimate_plain_peak(plain)) - given
+    if whole <= limit:
+        return scopes
+    search = _Search(scopes, gpu, steps)
+    groups = search.take_apart()
+    apart = search.order(groups)[1].peak
+    limit = max(limit, MARGIN * (given + apart) - given)
+    return scopes if whole <= limit else search.divide(groups, limit)
+
+
+Groups = Mapping[str, Sequence[Sequence[int]]]
+"""By scope, which of its pieces share a kernel."""
+
+
+class _Search:
+    """Which pieces of the scopes share a kernel.
+
+    pieces: by scope, a graph whose vertices are the pieces, in topological order.
+    """
+
+    def __init__(self, scopes: Scopes, gpu: Gpu, steps: MemorySteps) -> None:
+        self.scopes, self.steps = scopes, steps
+        self.by_name = {scope.name: scope for scope in scopes.scopes}
+        self.pieces: dict[str, FusionGraph] = {}
+        for scope in scopes.scopes:
+            fusion = cut_scope(scopes.graph, scope, gpu)
+            if len(fusion) > 1:
+                self.pieces[scope.name] = fusion
+        self.left = MOST_VISITS
+
+    def take_apart(self) -> dict[str, list[list[int]]]:
+        """Each piece alone."""
+        return {name: [[v] for v in range(len(p))] for name, p in self.pieces.items()}
+
+    def divide(self, groups: dict[str, list[list[int]]], limit: float) -> Scopes:
+        """The scopes in groups of pieces.  groups: each piece alone.  limit: of the peak."""
+        apart, use = self.order(groups)
+        place = {apart.steps[number].name: at for at, number in enumerate(use.order)}
+        for name in sorted(groups, key=lambda n: (-len(groups[n]), n)):
+            single = [v for (v,) in groups[name]]
+            ranked = sorted(single, key=lambda v: place[_step_name(name, v)])
+            groups[name] = self.join(groups, name, ranked, limit)
+        made, use = self.order(groups)
+        return self.write(groups, made, use)
+
+    def join(
+        self, groups: dict[str, list[list[int]]], name: str, pieces: Sequence[int], limit: float
+    ) -> list[list[int]]:
+        """Few groups of a scope's pieces, in the order given: each as long as the limit allows."""
+        done: list[list[int]] = []
+        rest = list(pieces)
+        while rest:
+            fits, fails = 1, len(rest) + 1
+            count = len(rest)  # all of them, else half as many as are known to be too many
+            if self.left <= 0:
+                return [*done, rest]
+            while fits < count < fails:
+                joined = [*done, rest[:count], *([v] for v in rest[count:])]
+                if self.order({**groups, name: joined})[1].peak <= limit:
+                    fits = count
+                else:
+                    fails = count
+                count = (fits + fails) // 2
+            done.append(rest[:fits])
+            rest = rest[fits:]
+        return done
+
+    def order(self, groups: Groups) -> tuple[MemorySteps, MemoryUse]:
+        """The steps with groups of pieces in the place of scopes, and their order."""
+        made = self.list_divided(groups)
+        self.left -= len(made.steps)
+        return made, schedule(made)
+
+    def list_divided(self, groups: Groups) -> MemorySteps:
+        found: list[MemoryStep] = []
+        sizes = dict(self.steps.sizes)
+        for step in self.steps.steps:
+            if step.name in groups:
+                fusion = self.pieces[step.name]
+                for group in sorted(groups[step.name], key=min):
+                    found.append(_make_step(fusion, step.name, group, sizes))
+            else:
+                found.append(step)
+        return replace(self.steps, steps=tuple(found), sizes=sizes)
+
+    def write(self, groups: Groups, made: MemorySteps, use: MemoryUse) -> Scopes:
+        """The scopes in parts, with the order in which all steps run."""
+        scopes = self.scopes
+        place = {made.steps[number].name: at for at, number in enumerate(use.order)}
+        turns = {step.name: place[step.name] for step in self.steps.steps if step.name in place}
+        for name, found in groups.items():
+            if len(found) < 2:
+                turns[name] = place[_step_name(name, *found[0])]
+                continue
+            ordered = sorted(found, key=lambda g: place[_step_name(name, *g)])
+            fusion = self.pieces[name]
+            patterns = [_join_all(fusion, group) for group in ordered]
+            parted = contract(fusion, patterns)
+            parts = make_parts(scopes.graph, self.by_name[name], parted)
+            refusals = _refuse(parts)
+            scopes = replace_scope(scopes, name, replace(parts, refusals=refusals))
+            group_of = {m: g for g in ordered for v in g for m in fusion.members[v]}
+            for part, members in zip(parts.scopes, parted.members, strict=True):
+                turns[part.name] = place[_step_name(name, *group_of[members[0]])]
+        return replace(scopes, turns=turns)
+
+
+def _step_name(scope: str, *group: int) -> str:
+    return f"{scope}/{min(group)}"
+
+
+def _join_all(fusion: FusionGraph, vertices: Sequence[int]) -> Pattern:
+    first, *others = vertices
+    return add_vertices(fusion, make_pattern(fusion, first), to_bits(others))
+
+
+def _make_step(
+    fusion: FusionGraph, scope: str, group: Sequence[int], sizes: dict[str, int]
+) -> MemoryStep:
+    """The step of some pieces.  sizes: gets the bytes of what pieces hand on to others."""
+    inside = to_bits(group)
+    reads: set[str] = set()
+    writes: list[str] = []
+    for vertex in group:
+        for number in fusion.reads[vertex]:
+            value = fusion.values[number]
+            if value.producer < 0 or not inside >> value.producer & 1:
+                reads.add(value.buffer)
+        for number in fusion.makes[vertex]:
+            value = fusion.values[number]
+            if value.escapes or value.readers & ~inside:
+                writes.append(value.buffer)
+                if not value.escapes:
+                    sizes.setdefault(value.buffer, value.bytes)
+    return MemoryStep(_step_name(scope, *group), frozenset(reads), tuple(writes))
+
+
+def _refuse(parts: Scopes) -> tuple[Refusal, ...]:
+    """Why each part is not one with the part before it."""
+    return tuple(
+        Refusal(
+            one.members[-1],
+            other.members[0],
+            f"one kernel for {one.name} and {other.name} would hold more in memory at once than XLA alone",
+        )
+        for one, other in itertools.pairwise(parts.scopes)
+    )
+
+
+def cut_scope(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
+    """The pieces of a scope: what has a large value in common is one, and what would else wait for each other."""
+    fusion = make_fusion_graph(graph, scope, gpu)
+    parent = list(range(len(fusion)))
+
+    def find(vertex: int) -> int:
+        while parent[vertex] != vertex:
+            parent[vertex] = parent[parent[vertex]]
+            vertex = parent[vertex]
+        return vertex
+
+    for value in fusion.values:
+        if value.bytes < LARGE_BYTES:
+            continue
+        joined = [*each_vertex(value.readers), *([value.producer] if value.producer >= 0 else [])]
+        for vertex in joined[1:]:
+            parent[find(vertex)] = find(joined[0])
+    waits = nx.DiGraph()
+    waits.add_nodes_from(map(find, range(len(fusion))))
+    for vertex, consumers in enumerate(fusion.consumers):
+        waits.add_edges_from((find(vertex), find(consumer)) for consumer in consumers)
+    patterns = []
+    for circle in nx.strongly_connected_components(waits):
+        patterns.append(_join_all(fusion, [v for v in range(len(fusion)) if find(v) in circle]))
+    return contract(fusion, patterns)

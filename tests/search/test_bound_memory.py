@@ -1,0 +1,218 @@
+"""How much memory a program needs at its peak, and stitch ops that are cut so that it needs no more than XLA alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from astitch.compile import compile_graph
+from astitch.device.gpu import preset
+from astitch.faults import FaultLog
+from astitch.graph.ir import Graph
+from astitch.hlo_import import import_hlo
+from astitch.pipeline import OWN, Job, run_passes
+from astitch.run.host_engine import HostEngine
+from astitch.search import bound_memory as bounding
+from astitch.search.bound_memory import bound_memory
+from astitch.search.peak_memory import (
+    MemoryStep,
+    MemorySteps,
+    estimate_plain_peak,
+    find_alive,
+    list_plain_steps,
+    list_steps,
+    measure,
+    schedule,
+)
+from astitch.stitch_scope import Scopes
+from tests.hlo_runner import lower
+from tests.small_gpu import assert_close, by_jax, few_sms
+
+
+def steps_of(*rows: tuple[str, str, str, int], results: str = "") -> MemorySteps:
+    """name, buffers read, buffers written, bytes of each of these."""
+    steps = tuple(MemoryStep(n, frozenset(r.split()), tuple(w.split())) for n, r, w, _ in rows)
+    sizes = {buffer: size for _, _, w, size in rows for buffer in w.split()}
+    return MemorySteps(steps, sizes, {}, frozenset(results.split()))
+
+
+def test_what_nobody_reads_any_more_is_free() -> None:
+    steps = steps_of(("a", "p", "a", 100), ("b", "a", "b", 10), ("c", "b", "c", 100))
+    assert measure(steps, (0, 1, 2)).alive == (100, 110, 10)  # nobody reads c
+
+
+def test_a_result_takes_over_an_equally_large_operand() -> None:
+    steps = steps_of(("a", "p", "a", 100), ("b", "a", "b", 100), ("c", "b", "c", 60), results="c")
+    assert measure(steps, (0, 1, 2)).alive == (100, 100, 160)
+
+
+def test_scratch_counts_while_its_kernel_runs() -> None:
+    steps = (MemoryStep("a", frozenset("p"), ("a",), 1000), MemoryStep("b", frozenset("a"), ("b",)))
+    assert measure(MemorySteps(steps, {"a": 8, "b": 4}), (0, 1)).alive == (1008, 8)
+
+
+def test_a_result_over_a_parameter_needs_none_once_the_parameter_is_read() -> None:
+    steps = (
+        MemoryStep("new", frozenset({"w"}), ("new",)),
+        MemoryStep("y", frozenset({"w"}), ("y",)),
+    )
+    program = MemorySteps(steps, {"new": 100, "y": 10}, {"new": "w"}, frozenset({"y"}))
+    assert measure(program, (0, 1)).alive == (100, 110)
+    assert measure(program, (1, 0)).alive == (10, 10)
+    assert schedule(program).peak <= 110
+
+
+def test_the_order_finishes_one_after_the_other() -> None:
+    """Products first, as they are listed, would hold all of their results."""
+    made = [(f"g{n}", "x", f"g{n}", 100) for n in range(5)]
+    used = [(f"w{n}", f"g{n}", f"w{n}", 1) for n in range(5)]
+    steps = steps_of(*made, *used, results=" ".join(f"w{n}" for n in range(5)))
+    use = schedule(steps)
+    assert use.peak < 120
+    assert set(find_alive(steps, use)) >= {steps.steps[use.order[use.peak_place]].name}
+
+
+# ---- stitch ops ----------------------------------------------------------------------------------
+
+
+def normalise_and_multiply(weights: list[jax.Array]) -> list[jax.Array]:
+    """Muon's step: each matrix for itself, several products each."""
+
+    def turn(x: jax.Array) -> jax.Array:
+        square = x @ x.T
+        return 3.4 * x - 4.7 * (square @ x) * jnp.tanh(square).mean()
+
+    done = []
+    for w in weights:
+        x = w / (jnp.linalg.norm(w) + 1e-7)
+        done.append(w - 0.1 * turn(turn(x)))
+    return done
+
+
+def unequal(weights: list[jax.Array]) -> list[jax.Array]:
+    """Every other one is finished early."""
+    return [
+        jnp.sin(w @ jnp.cos(w).T) @ w + i if i % 2 else w * jnp.square(jnp.tanh(w)).sum()
+        for i, w in enumerate(weights)
+    ]
+
+
+def draw(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def find_whole(fn: Callable[..., Any], *arguments: Any) -> tuple[Graph, Scopes]:
+    """The graph as imported, and its stitch ops before memory bounds them."""
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    job = Job("program", preset("h100"), OWN, tune=False, faults=FaultLog(True))
+    return graph, run_passes(graph, job, until="stitch_remotely")["stitch_remotely"]
+
+
+def peak_of(scopes: Scopes) -> int:
+    steps = list_steps(scopes)
+    use = schedule(steps)
+    assert runs_behind_what_it_reads(steps, use.order)
+    return use.peak
+
+
+def runs_behind_what_it_reads(program: MemorySteps, order: tuple[int, ...]) -> bool:
+    written = {w for step in program.steps for w in step.writes}
+    done: set[str] = set()
+    for number in order:
+        step = program.steps[number]
+        if not step.reads & written <= done:
+            return False
+        done.update(step.writes)
+    return sorted(order) == list(range(len(program.steps)))
+
+
+def allow(whole: Scopes, graph: Graph) -> float:
+    """Bytes that the peak may have: by the estimate of XLA alone, or with each piece apart."""
+    given_bytes = sum(graph[name].array.bytes for name in graph.parameters)
+    search = bounding._Search(whole, preset("h100"), list_steps(whole))
+    apart = search.order(search.take_apart())[1].peak
+    least = given_bytes + max(estimate_plain_peak(graph), apart)
+    return max(bounding.MARGIN * least - given_bytes, bounding.LEAST_PEAK)
+
+
+def test_matrices_are_finished_one_after_the_other() -> None:
+    shapes = [(512, 1024)] * 4 + [(768, 512)] * 4
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    graph, whole = find_whole(normalise_and_multiply, weights)
+    bounded = bound_memory(whole, preset("h100"), graph)
+    assert peak_of(bounded) <= allow(whole, graph) < 0.8 * peak_of(whole)
+    assert len(whole.scopes) < len(bounded.scopes) < 8 * len(whole.scopes)
+    assert set(bounded.turns) >= {scope.name for scope in bounded.scopes}
+    again = bound_memory(whole, preset("h100"), graph)
+    assert again == bounded
+
+
+@pytest.mark.parametrize("fn", [normalise_and_multiply, unequal])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_results_are_the_same(
+    fn: Callable[..., Any], dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounding, "LEAST_PEAK", 0)
+    monkeypatch.setattr(bounding, "LARGE_BYTES", 64)
+    monkeypatch.setattr(bounding, "SHARE", 0.0)  # all pieces apart
+    monkeypatch.setattr(bounding, "MARGIN", 0.0)
+    weights = draw(*[(16, 24)] * 3, *[(24, 16)] * 2, dtype=dtype)
+    compilation = compile_graph(import_hlo(lower(fn, weights, keep_unused=True)), few_sms(4))
+    assert compilation.scopes.turns
+    got = HostEngine(compilation.program).run(weights)
+    assert_close(got, by_jax(fn, weights), 1e-4 if dtype is np.float32 else 5e-2)
+
+
+def test_what_fits_stays_whole() -> None:
+    """Element-wise work frees as much as it takes, and each statistic needs all of its operand."""
+
+    def norms(x: jax.Array, y: jax.Array) -> Any:
+        return jax.nn.softmax(x), y / jnp.linalg.norm(y), x.sum() + y.sum()
+
+    array = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
+    graph, whole = find_whole(norms, array, array)
+    assert bound_memory(whole, preset("h100"), graph) is whole
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_more_than_apart_or_than_xla_alone(data: st.DataObject) -> None:
+    """Random steps of independent tensors of random sizes, with products in between."""
+    count = data.draw(st.integers(1, 5), "tensors")
+    rows = [128 * data.draw(st.integers(1, 8), "rows") for _ in range(count)]
+    kinds = [data.draw(st.sampled_from("mnsr"), "kind") for _ in range(count)]
+    depth = data.draw(st.integers(1, 3), "depth")
+    ends = data.draw(st.booleans(), "share a norm")
+
+    def step(weights: list[jax.Array]) -> Any:
+        done = []
+        for w, kind in zip(weights, kinds, strict=True):
+            x = w / jnp.linalg.norm(w) if kind == "n" else w
+            for _ in range(depth):
+                if kind in "mn":
+                    x = jnp.tanh(x @ (x.T @ x)) + x
+                elif kind == "s":
+                    x = jax.nn.softmax(x) * x
+                else:
+                    x = x - x.sum(0) * x.max(1, keepdims=True)
+            done.append(x)
+        if ends:
+            norm = jnp.sqrt(sum(jnp.square(x).sum() for x in done))
+            done = [x / norm for x in done]
+        return done
+
+    weights = [jax.ShapeDtypeStruct((r, 256), jnp.float32) for r in rows]
+    graph, whole = find_whole(step, weights)
+    bounded = bound_memory(whole, preset("h100"), graph)
+    assert peak_of(bounded) <= min(allow(whole, graph), peak_of(whole))
+    for shared in (False, True):
+        plain = list_plain_steps(graph, stores_shared=shared)
+        assert runs_behind_what_it_reads(plain, schedule(plain).order)
