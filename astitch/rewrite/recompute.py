@@ -32,6 +32,10 @@ FLOPS_PER_BYTE = 4
 """Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them
 in that time.  The operations that the kernels have already leave about half of it free."""
 
+LONG_LIVED, HELD_PRICE = 4, 2
+"""A value that is read more than so many stages later, as many products wait for each other, takes memory meanwhile.
+Storing and loading it counts so many times."""
+
 TABLE_SHARE = 4
 """How many times larger than its table what is looked up there must be."""
 
@@ -42,7 +46,8 @@ keep what they read.  A Transformer's training step of 5,500 ops takes a fifth o
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about."""
+    """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about; those of
+    values that live long count twice."""
 
     stage: int
     names: tuple[str, ...]
@@ -103,7 +108,7 @@ def recompute(staged: Staged) -> Staged:
     shared: dict[int, set[str]] = {}  # what parts of a stage read
     for number in sorted(traffic.read_by):
         whole = staged.uncut.get(number, number)
-        traffic.shared = shared.get(whole, set())
+        traffic.shared, traffic.here = shared.get(whole, set()), number
         names, saved, vertices = _choose(traffic, number, 0 if number in parts else LEAST_GAIN)
         left -= vertices
         if left < 0:
@@ -131,9 +136,14 @@ class _Traffic:
         read = (o for name in outside for o in graph[name].operands)
         self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
         self.shared: set[str] = set()  # what another part of the stage at hand keeps
+        self.here = 0  # the stage at hand
+        self.last: dict[str, int] = {}  # the stage that is the last to read a value
         self.read_by: dict[int, set[str]] = {}
         self.readers: dict[str, set[int]] = {}
         for node in graph:
+            for operand in node.operands:
+                base = stored_value(graph, operand)
+                self.last[base] = max(self.last.get(base, 0), stage[node.name])
             if not self.is_stitched(node.name):
                 continue
             here = stage[node.name]
@@ -166,11 +176,14 @@ class _Traffic:
         return array_of(self.graph[name]).bytes
 
     def cost(self, name: str) -> int:
-        """Bytes for a stage that reads a value: its load, and its share of the store."""
-        size = self.bytes_of(name)
+        """Bytes for the stage at hand to read a value: its load, and its share of the store.  What lives long costs
+        more."""
+        size, base = self.bytes_of(name), stored_value(self.graph, name)
         if self.in_memory(name):
-            return size
-        return size + size // max(len(self.readers.get(stored_value(self.graph, name), ())), 1)
+            kept_until = self.here if self.graph[base].is_parameter else self.last.get(base, 0)
+            return size * HELD_PRICE if self.here > kept_until + LONG_LIVED else size
+        moved = size + size // max(len(self.readers.get(base, ())), 1)
+        return moved * HELD_PRICE if self.here > self.stage[base] + LONG_LIVED else moved
 
     def effort(self, node: Node) -> int:
         """The same for computing it."""

@@ -17,6 +17,7 @@ from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
+from astitch.show.memory import show_memory
 from astitch.stitch_scope import Scopes, is_memory_op
 from astitch.tiling.space import NotTaken
 from astitch.toolchain.kernel_cache import compile_cached
@@ -203,8 +204,8 @@ def explain(
     resources: Mapping[str, Resources] | None,
     splits: Sequence[Split] = (),
 ) -> str:
-    """Kernels, decisions of every scheme, strategies of thread mapping, library calls, other steps, splits, refusals
-    and notes, as text."""
+    """Kernels, decisions of every scheme, strategies of thread mapping, library calls, other steps, memory at its peak,
+    splits, refusals and notes, as text."""
     lines = [f"{program.name} for {gpu.name}: {len(program.kernels)} stitched kernels", ""]
     lines.append(show_table(kernel_rows(plans, gpu, resources)))
     lines += [
@@ -218,6 +219,8 @@ def explain(
         work = measure_work(plan.arrangement.graph, plan.scope.members)
         lines += ["", str(plan), *show_strategies(plan)]
         lines.append(f"  speed of light: {work.bound_us(gpu):.2f} us: {work}")
+    if alive := show_memory(scopes, plans):
+        lines += ["", *alive]
     if splits:
         lines += ["", f"kernels with a symptom: {len(splits)}"]
         lines += [f"  {split}" for split in splits]

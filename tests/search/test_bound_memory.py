@@ -216,3 +216,22 @@ def test_no_more_than_apart_or_than_xla_alone(data: st.DataObject) -> None:
     for shared in (False, True):
         plain = list_plain_steps(graph, stores_shared=shared)
         assert runs_behind_what_it_reads(plain, schedule(plain).order)
+
+
+def test_what_is_alive_at_the_peak_is_named() -> None:
+    """Two products wait for a third; the kernel for all of them is what keeps them."""
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        products = [x @ y, y @ x, x @ x]
+        return jax.nn.softmax(products[0] * products[1] - products[2])
+
+    array = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    compilation = compile_graph(import_hlo(lower(fn, array, array)), few_sms(4))
+    text = compilation.explain()
+    assert "memory at its peak: 12.6 MB beside the arguments, in " in text
+    shown = text.partition("memory at its peak")[2]
+    assert shown.count("4.2 MB %dot_general") == 3
+    assert "= f32[1024,1024]: of dot_general" in shown and ", read by stitch_0" in shown
+    small = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    little = compile_graph(import_hlo(lower(fn, small, small)), few_sms(4))
+    assert "memory at its peak" not in little.explain()
