@@ -46,8 +46,8 @@ keep what they read.  A Transformer's training step of 5,500 ops takes a fifth o
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about; those of
-    values that live long count twice."""
+    """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about; what
+    lives long counts twice."""
 
     stage: int
     names: tuple[str, ...]

@@ -230,8 +230,9 @@ def test_what_is_alive_at_the_peak_is_named() -> None:
     text = compilation.explain()
     assert "memory at its peak: 12.6 MB beside the arguments, in " in text
     shown = text.partition("memory at its peak")[2]
-    assert shown.count("4.2 MB %dot_general") == 3
-    assert "= f32[1024,1024]: of dot_general" in shown and ", read by stitch_0" in shown
+    # Two of the products are one, as they share an operand.
+    assert "8.4 MB %dot_general" in shown and "= f32[1024,2048]: of dot_general" in shown
+    assert "4.2 MB %dot_general" in shown and ", read by stitch_" in shown
     small = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     little = compile_graph(import_hlo(lower(fn, small, small)), few_sms(4))
     assert "memory at its peak" not in little.explain()
