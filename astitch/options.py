@@ -60,12 +60,12 @@ def debug_level() -> int:
     return int(given)
 
 
-def deterministic() -> bool:
-    """Whether scatters inside XLA add in a fixed order.  Raises InvalidOption."""
+def deterministic() -> bool | None:
+    """Whether scatters inside XLA add in a fixed order; None where nobody says.  Raises InvalidOption."""
     given = _read("ASTITCH_DETERMINISTIC")
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_DETERMINISTIC", given)
-    return given != "0"
+    return given == "1" if given else None
 
 
 def dump_dir() -> Path | None:

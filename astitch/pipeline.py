@@ -18,6 +18,7 @@ from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
 from astitch.graph.ir import Graph
+from astitch.graph.scattered import find_scattered
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
@@ -90,9 +91,10 @@ class Target:
 
     @property
     def orders_scatters(self) -> bool:
-        """Do scatters add in a fixed order?  What a loop carries XLA scatters to in place."""
+        """Do all scatters add in a fixed order?  Through XLA's hook only where somebody asks for it: it is slower."""
         if self.in_xla:
-            return options.deterministic()
+            asked = options.deterministic()
+            return not self.simplified if asked is None else asked
         return self.launcher is Launcher.OWN
 
     @property
@@ -161,7 +163,9 @@ def _expand(graph: Graph, job: Job) -> Graph:
 
 def _order_scatters(graph: Graph, job: Job) -> Graph:
     """order_scatters, whose running sums are expanded like others."""
-    ordered = order_scatters(graph, in_place=job.target.in_xla)
+    ordered = order_scatters(
+        graph, in_place=job.target.in_xla, only_contended=not job.target.orders_scatters
+    )
     return graph if ordered is graph else expand(check_graph(ordered))
 
 
@@ -171,7 +175,10 @@ def _leave(graph: Graph, job: Job) -> Left:
     left = region.leave(graph) if region else Left(graph)
     if loops:
         left = Left(*leave_starts(left.graph))
-    return replace(left, reasons={**left.reasons, **find_joined(left.graph)})
+    reasons = {**left.reasons, **find_joined(left.graph)}
+    if job.target.in_xla:
+        reasons |= find_scattered(left.graph, reasons)
+    return replace(left, reasons=reasons)
 
 
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
@@ -254,7 +261,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite(
         "order_scatters",
         _order_scatters,
-        lambda job: job.target.orders_scatters,
+        lambda job: job.target.region is None,  # what a loop carries XLA scatters to in place
         "sums of scatters may differ from run to run",
     ),
     _rewrite("reassociate", lambda graph, job: reassociate(graph)),

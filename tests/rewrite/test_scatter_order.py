@@ -346,3 +346,42 @@ def test_inside_xla_it_is_so_unless_told_otherwise(
     graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
     _, module = compile_for_xla(graph, H100)
     assert [a.unique_indices for a in scatters(import_hlo(module))] == [False] * (not ordered)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_where_nobody_asks_only_what_many_threads_would_wait_for_is_ordered(dtype: Any) -> None:
+    x, i, u = draw(2, (3,), (1024,), dtype)
+    few = expand(lower(add_rows, x, i, u))
+    ordered = order_scatters(few, in_place=False, only_contended=True)
+    assert not list(scatters(ordered)) if dtype is not np.float32 else ordered is few
+    many = expand(lower(add_rows, *draw(3, (3,), (1024,), dtype)))
+    assert order_scatters(many, in_place=False, only_contended=True) is many
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("index", [(2,), (2, 5)])
+def test_windows_of_one_element_are_inserted(
+    index: tuple[int, ...], batch: tuple[int, ...]
+) -> None:
+    """As XLA's simplifier writes a scatter of rows: the updates have a dimension of 1 for each indexed one."""
+    named, rows = len(index), tuple(7 for _ in index)
+    x = np.random.default_rng(0).normal(size=(*rows, 4)).astype(np.float32)
+    places = np.random.default_rng(1).integers(-1, 8, (6, *batch, named)).astype(np.int32)
+    u = np.random.default_rng(2).normal(size=(6, *batch, *(1 for _ in index), 4)).astype(np.float32)
+    first = 1 + len(batch)
+
+    def scatter(x: Any, places: Any, u: Any) -> Any:
+        dims = lax.ScatterDimensionNumbers(
+            update_window_dims=tuple(range(first, first + named + 1)),
+            inserted_window_dims=(),
+            scatter_dims_to_operand_dims=tuple(range(named)),
+        )
+        return lax.scatter_add(x, places, u, dims, mode="drop")
+
+    module = jax.jit(scatter).lower(x, places, u).compiler_ir("hlo")
+    plain = import_hlo(module.as_serialized_hlo_module_proto())
+    (attrs,) = scatters(simplify(plain))
+    assert attrs.inserted_window_dims == tuple(range(named))
+    (got,), (want,) = (run_graph(g, [x, places, u]) for g in (simplify(plain), plain))
+    np.testing.assert_array_equal(got, want)
+    assert not list(scatters(order(simplify(plain), in_place=False)))

@@ -52,9 +52,9 @@ def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
         options.loops()
 
 
-@pytest.mark.parametrize(("value", "asked"), [("", True), ("0", False), ("1", True)])
-def test_scatters_are_ordered_unless_told_otherwise(
-    value: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("value", "asked"), [("", None), ("0", False), ("1", True)])
+def test_whether_scatters_are_ordered(
+    value: str, asked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTITCH_DETERMINISTIC", value)
     assert options.deterministic() is asked

@@ -1,0 +1,72 @@
+"""find_scattered: what XLA computes as it scatters is left to it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astitch.graph.ir import Graph
+from astitch.graph.scattered import find_scattered
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.expand import expand
+from astitch.rewrite.simplify import simplify
+from astitch.stitch_scope import Left, choose_stages, find_scopes
+
+X = np.zeros((500, 8), np.float32)
+IDS = np.zeros(500, np.int32)
+TABLE = np.zeros((40, 8), np.float32)
+
+
+def lower(fn: Callable[..., Any], *arguments: np.ndarray) -> Graph:
+    module = jax.jit(fn, keep_unused=True).lower(*arguments).compiler_ir("hlo")
+    return expand(simplify(import_hlo(module.as_serialized_hlo_module_proto())))
+
+
+def segment_sum(x: Any, ids: Any) -> Any:
+    return jax.ops.segment_sum(x, ids, num_segments=40)
+
+
+ALL = {
+    "function": (lambda x, i, t: segment_sum(jnp.tanh(x), i), (X, IDS, TABLE)),
+    "half": (lambda x, i, t: segment_sum(x.astype(jnp.bfloat16) * 2, i), (X, IDS, TABLE)),
+    "largest": (lambda x, i, t: jax.ops.segment_max(x + 1, i, num_segments=40), (X, IDS, TABLE)),
+    "messages": (lambda x, i, t: segment_sum(t[i] * x, i[::-1]), (X, IDS, TABLE)),
+    "places": (lambda x, i, t: segment_sum(x, (i + 3) % 40), (X, IDS, TABLE)),
+    "a norm": (lambda x, i, t: segment_sum(x / x.sum(1, keepdims=True), i), (X, IDS, TABLE)),
+    "scalars": (lambda x, i, t: segment_sum(x[:, 0] * t[0, 0], i), (X, IDS, TABLE)),
+}
+NONE = {
+    "read twice": lambda x, i, t: (segment_sum(y := jnp.tanh(x), i), y),
+    "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
+    "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
+    fn, arguments = ALL[name]
+    graph = lower(fn, *arguments)
+    reasons = find_scattered(graph, ())
+    assert reasons
+    scopes = find_scopes(choose_stages(Left(graph, reasons))).scopes
+    (scatter,) = (node for node in graph if node.op == "scatter")
+    stored = {name for scope in scopes for name in scope.outputs}
+    assert not stored & set(scatter.operands[1:])
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_kernels_need_or_reduce_stays_with_them(name: str) -> None:
+    graph = lower(NONE[name], X, IDS, TABLE)
+    taken = {graph[n].op for n in find_scattered(graph, ())}
+    assert not taken & {"tanh", "divide", "reduce", "exponential"}
+
+
+def test_what_is_left_already_is_not_named_again() -> None:
+    graph = lower(ALL["function"][0], X, IDS, TABLE)
+    named = find_scattered(graph, ())
+    assert not find_scattered(graph, named).keys() & named.keys()
