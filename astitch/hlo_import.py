@@ -47,12 +47,14 @@ from astitch.hlo import schema
 from astitch.hlo.literal import read_literal
 from astitch.hlo.opaque import (
     Origin,
+    asks_accuracy,
     carry_instruction,
+    find_ordered,
     is_dynamic,
     is_read,
     outline_dynamic_shapes,
     refuse_effects,
-    refuse_order,
+    refuse_tokens,
     why_carried,
 )
 from astitch.hlo.parsing import parse_module, shorten_ids
@@ -93,7 +95,8 @@ def import_from_compiler(
 
     module: an HloModuleProto.  Communication, callbacks and calls of others become opaque ops with an effect.
     kept: what else stays as it stands: the ids of a computation and of an instruction in it, each with the reason.
-    Raises UnsupportedOp for tokens and other orders of effects, and what import_hlo raises.
+    So do the orders of effects (tokens, control dependencies), and what lies in the host's memory.
+    Raises UnsupportedOp for an order that no op can say, and what import_hlo raises.
     """
     return _Module(module, Origin.COMPILER, kept).import_entry()
 
@@ -189,6 +192,7 @@ class _Module:
         self.proto, self.origin, self.kept = proto, origin, kept
         self.name = decode(proto.name)
         check_ids(proto, self.name)
+        self.ordered = find_ordered(proto) if origin is Origin.COMPILER else {}
         # Each is called by one instruction, which stays a call.
         self.outlined = outline_dynamic_shapes(proto)
         self.computations = {c.id: c for c in proto.computations} | self.outlined
@@ -218,6 +222,12 @@ class _Module:
         if id_ not in self.regions:
             self.regions[id_] = _Reader(self, self.find_computation(id_, where)).read()
         return self.regions[id_]
+
+    def why_carried(self, computation: Any, instruction: Any) -> str:
+        """Why an instruction of the compiler's module stays as it stands; nothing: the empty string."""
+        if self.origin is not Origin.COMPILER or instruction.opcode in _STRUCTURE:
+            return ""
+        return self.ordered.get((computation.id, instruction.id)) or why_carried(instruction)
 
 
 class _Reader:
@@ -268,7 +278,7 @@ class _Reader:
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
                 self.where = where_of(frame.computation, instruction)
-                if (opcode == b"call" or opcode == b"fusion") and not self._is_kept(instruction):
+                if opcode in (b"call", b"fusion") and not self._is_kept(frame, instruction):
                     callee = self.module.find_computation(
                         _only(instruction.called_computation_ids, self.where), self.where
                     )
@@ -328,9 +338,9 @@ class _Reader:
         assert isinstance(type_, TupleType)
         return type_.elements[leaf.index]
 
-    def _is_kept(self, instruction: Any) -> bool:
+    def _is_kept(self, frame: _Frame, instruction: Any) -> bool:
         """Is a call an op, and not what it calls?"""
-        if self.module.origin is Origin.COMPILER and why_carried(instruction):
+        if self.module.why_carried(frame.computation, instruction):
             return True
         return any(i in self.module.outlined for i in instruction.called_computation_ids)
 
@@ -416,8 +426,10 @@ class _Reader:
             )
         if opcode == "get-tuple-element":
             return self._read_projection(frame, instruction, name, where)
-        if self.module.origin is Origin.COMPILER and opcode != "after-all":
-            refuse_order(instruction, where)
+        if reason := self.module.why_carried(frame.computation, instruction):
+            return self._read_opaque(frame, instruction, reason, name, where)
+        if self.module.origin is not Origin.COMPILER:
+            refuse_tokens(instruction, where)
         if opcode in ("copy", "add-dependency", "domain"):
             return self._operand(frame, instruction, 0)
         if opcode == "after-all":
@@ -507,10 +519,10 @@ class _Reader:
 
     def _why_opaque(self, frame: _Frame, instruction: Any, opcode: str) -> str:
         """Why an instruction is only handed on to XLA; nothing: the empty string."""
-        if self.module.origin is Origin.COMPILER:
-            kept = self.module.kept.get((frame.computation.id, instruction.id))
-            if reason := kept or why_carried(instruction):
-                return reason
+        if kept := self.module.kept.get((frame.computation.id, instruction.id)):
+            return kept
+        if asks_accuracy(instruction):
+            return "it asks for an accuracy of its own (result_accuracy)"
         if opcode in ("call", "fusion"):
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
             found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
@@ -539,6 +551,7 @@ class _Reader:
         for value, shape in zip(values, shapes, strict=True):
             if len(leaf_types(read_type(shape, where))) != len(_flatten(value)):
                 raise MalformedHlo(f"{where}: an operand has not the shape that it is given")
+        waits = list(_list_predecessors(frame, instruction, where))
         attrs = carry_instruction(
             instruction,
             shapes,
@@ -546,8 +559,11 @@ class _Reader:
             reason,
             where,
             origin=self.module.origin,
+            is_ordered=(frame.computation.id, instruction.id) in self.module.ordered,
+            waits=len(waits),
         )
-        operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
+        leaves = [leaf for value in values for leaf in _flatten(value)]
+        operands = tuple(map(self._name_of, (*leaves, *waits)))
         result, metadata = result_type(type_), instruction.metadata
         source = find_source(self.module.proto, metadata)
         node = self._add(
@@ -708,6 +724,16 @@ class _Reader:
         return tuple(pairs)
 
 
+def _list_predecessors(frame: _Frame, instruction: Any, where: str) -> Iterator[str | _Result]:
+    """The values that an instruction only waits for."""
+    for number in instruction.control_predecessor_ids:
+        if number not in frame.values:
+            raise MalformedHlo(
+                f"{where}, field control_predecessor_ids: no earlier instruction has id {number}; {WRITE_AGAIN}"
+            )
+        yield from _flatten(frame.values[number])
+
+
 def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
     """The position among the leaves of the leaf at `path`; None if there is none."""
     before = 0
@@ -741,6 +767,8 @@ _FIELDS: Mapping[Part, str] = {
     Part.TYPE: "shape",
 }
 
+
+_STRUCTURE = frozenset({b"parameter", b"constant"})
 
 # What it says of values whatever their element type.
 _HANDS_ON = frozenset({"parameter", "while", "conditional", "optimization-barrier"})

@@ -1,10 +1,10 @@
 """enable() and disable(): every program that JAX compiles for an NVIDIA GPU goes through astitch, or none.
 
-Takes the user's wish, hands on nothing; the work is done in XLA's transformation hook (transformation.py).  Four seams
+Takes the user's wish, hands on nothing; the work is done in XLA's transformation hook (transformation.py).  Five seams
 of JAX's carry it.  The hook stands in XLA's compiler.  A context of the user's is part of the key under which JAX keeps
-what it has compiled in memory; a function of JAX's adds to the key of its cache on disk.  enable() wraps the
-function by which JAX has a module compiled.  That function knows the devices, and compiles once more without us where
-XLA refuses our module.
+what it has compiled in memory; a function of JAX's adds to the key of its cache on disk.  What writes that cache is
+told what not to keep.  enable() wraps the function by which JAX has a module compiled.  That function knows the
+devices, and compiles once more without us where XLA refuses our module.
 """
 
 from __future__ import annotations
@@ -146,12 +146,15 @@ def _install() -> None:
 
 @once
 def _take_seams() -> None:
-    from jax._src import cache_key, compiler
+    from jax._src import cache_key, compilation_cache, compiler
 
     context()
     # Its types do not let anybody replace them.
     parts: Any = compiler
     parts.backend_compile_and_load = _wrap_compile(parts.backend_compile_and_load)
+    files: Any = compilation_cache
+    if hasattr(files, "put_executable_and_time"):
+        files.put_executable_and_time = _wrap_keeping(files.put_executable_and_time)
     keys: Any = cache_key
     keys.custom_hook = _wrap_key(keys.custom_hook)
 
@@ -173,6 +176,17 @@ def _wrap_key(before: Callable[[], str]) -> Callable[[], str]:
     return custom_hook
 
 
+def _wrap_keeping(before: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(before)
+    def put_executable_and_time(key: str, name: str, executable: Any, *rest: Any) -> None:
+        """JAX's own; what lacks kernels for a reason that may pass is not written: a later process tries anew."""
+        passing, _now.passing = _now.passing, None
+        if executable is not passing or passing is None:
+            before(key, name, executable, *rest)
+
+    return put_executable_and_time
+
+
 def _mark_checked(settings: Settings | str | None) -> str:
     """What keeps a program that is to be checked from coming out of the cache on disk.
 
@@ -190,6 +204,7 @@ class _Now(threading.local):
     """The compile of JAX's that this thread is in."""
 
     compiling: Compiling | None = None
+    passing: Any = None  # the executable that JAX's cache on disk is not to keep
 
 
 _now = _Now()
@@ -255,10 +270,13 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
             journal.add(Entry(_name_of(module), 0, f"XLA's hook cannot be had: {why}", 0.0))
             return again()
         _now.compiling = compiling = Compiling(settings, devices)
+        _now.passing = None
         try:
-            return _compile(again, compiling)
+            made = _compile(again, compiling)
         finally:
             _now.compiling = None
+        _now.passing = made if compiling.is_passing else None
+        return made
 
     return backend_compile_and_load
 
@@ -272,7 +290,7 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
         pass_interrupt(error)
         if not compiling.stitched or compiling.is_strict:
             raise
-        compiling.off = True
+        compiling.off = compiling.is_passing = True
         made = compile_()
         journal.replace(compiling, f"XLA refuses the module with kernels: {show_error(error)}")
         warnings.warn(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from astitch import options
 from astitch.api.checking import Check
-from astitch.api.settings import Settings, read_settings
+from astitch.api.settings import Settings, read_settings, switches
 from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.errors import UnsupportedOp, first_line
-from astitch.faults import FaultLog, is_fault, report_faults
+from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
 from astitch.hlo.schema import decode
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
@@ -141,6 +141,7 @@ class Compiling:
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
     off: leave the module as it is.  called, stitched: what happened.  entry: the same for the report.
+    is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
 
@@ -149,6 +150,7 @@ class Compiling:
     off: bool = False
     called: bool = False
     stitched: bool = False
+    is_passing: bool = False
     entry: Entry | None = None
     refusal: Exception | None = None
     handed: Any | None = None
@@ -188,8 +190,8 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     gpu = None
     made: Made | None = None
     reason = ""
+    settings = compiling.settings or read_settings(marks)
     try:
-        settings = compiling.settings or read_settings(marks)
         gpu, device = _choose_gpu(settings, compiling.devices)
         made = _stitch(module, data, compiling, settings, gpu, device)
         reason = made.reason
@@ -199,15 +201,38 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     own = made.module if made else None
     # Without a GPU no process gets so far.
     agreed = (
-        agree(module, own, gpu, reason=reason, devices=compiling.devices) if gpu else Agreed(None)
+        agree(
+            module,
+            own,
+            gpu,
+            reason=reason,
+            settings=_describe(compiling, settings),
+            devices=compiling.devices,
+        )
+        if gpu
+        else Agreed(None)
     )
     kernels = made.kernels if made and agreed.module == own else _count_kernels(agreed.module)
     compilation = made.compilation if made and agreed.module == own else None
     seconds = time.perf_counter() - start
     _note(compiling, Entry(name, kernels, agreed.reason or reason, seconds, compilation))
     compiling.stitched = agreed.module is not None
+    compiling.is_passing |= bool(agreed.reason) and agreed.module is None
     compiling.handed = module if compiling.stitched else None
     return agreed.module
+
+
+def _describe(compiling: Compiling, settings: Settings) -> str:
+    """By which astitch, how a program is stitched: what processes must have in common."""
+    from astitch.xla.module_cache import fingerprint
+
+    which = "all of it" if compiling.settings else "functions of astitch.jit"
+    tune = options.tune() if settings.tune is None else settings.tune
+    _, loops, deterministic = switches()
+    return (
+        f"{which}, tune={tune}, strict={settings.strict}, loops={loops}, deterministic={deterministic}, "
+        f"sources {fingerprint().hex()[:12]}"
+    )
 
 
 def _count_kernels(module: bytes | None) -> int:
@@ -245,6 +270,7 @@ def _compile(
             hand_out=assemble,
         )
     trace_compilation(data, made.compilation)
+    compiling.is_passing |= bool(made.compilation.faults)
     report_faults(decode(module.name), data, gpu.name, made.compilation.faults, inside_xla=True)
     return made
 
@@ -284,6 +310,7 @@ def _local_gpus() -> Sequence[Any]:
 
 def _leave(error: Exception, name: str, data: bytes, compiling: Compiling) -> str:
     """The reason for the report why XLA computes all of a program; warns of a fault."""
+    compiling.is_passing |= not isinstance(error, ONLY_XLA)
     if compiling.is_strict:
         compiling.refusal = error
     if not is_fault(error):

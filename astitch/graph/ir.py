@@ -58,6 +58,7 @@ class DType(enum.Enum):
     F8E4M3FNUZ = "f8e4m3fnuz"
     F8E5M2FNUZ = "f8e5m2fnuz"
     F8E8M0FNU = "f8e8m0fnu"
+    TOKEN = "token"  # an order of effects, without a value
 
     # Types are parts of many keys, and an Enum's own hash is that of its name, in Python.
     __hash__ = object.__hash__
@@ -142,6 +143,7 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
     DType.F8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
     DType.F8E8M0FNU: np.dtype(ml_dtypes.float8_e8m0fnu),
+    DType.TOKEN: np.dtype("V1"),
 }
 _OF_NUMPY = {v: k for k, v in _NUMPY.items()}
 _FLOATS = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64, DType.F8E4M3FN, DType.F8E5M2})
@@ -158,6 +160,7 @@ _OPAQUE = frozenset(
         DType.F8E4M3FNUZ,
         DType.F8E5M2FNUZ,
         DType.F8E8M0FNU,
+        DType.TOKEN,
     }
 )
 
@@ -496,6 +499,7 @@ class OpaqueAttrs:
     computations: serialized HloComputationProtos, which the instruction and the later ones call by their numbers here.
     has_effect: it speaks to the host or to other devices, so that nobody may leave it out, repeat it or merge it.
     communicates: one of the computations exchanges data with other devices.
+    waits: so many of the node's last operands are no operands of the instruction, which only runs after them.
     """
 
     opcode: str
@@ -505,6 +509,7 @@ class OpaqueAttrs:
     computations: tuple[bytes, ...] = field(default=(), repr=False)
     has_effect: bool = False
     communicates: bool = field(default=False, repr=False)
+    waits: int = 0
 
 
 Attrs = (

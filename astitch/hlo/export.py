@@ -354,13 +354,17 @@ class _Computation:
         attrs = node.attrs
         assert isinstance(attrs, OpaqueAttrs)
         called = add_computations(attrs, self.module.take_id, self.module.proto.computations)
-        arrays = iter(operands)
+        arrays = iter(operands[: len(operands) - attrs.waits])
         given = [self._build_tree(tree, arrays, node.name) for tree in attrs.operands]
         instruction = self.proto.instructions.add()
         instruction.CopyFrom(restore_instruction(attrs, called))
         instruction.id = self.module.take_id()
         instruction.name = self.module.take_name(node.name)
         _write_metadata(instruction, node)
+        for before in operands[len(operands) - attrs.waits :]:
+            number = (before.source or before).id
+            if number not in instruction.control_predecessor_ids:
+                instruction.control_predecessor_ids.append(number)
         value = self._end(instruction, given)
         inner = [shape.element_type for shape in value.shape.tuple_shapes]
         if isinstance(node.type, TupleType) and TUPLE not in inner:

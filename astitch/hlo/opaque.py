@@ -23,8 +23,9 @@ from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
 from astitch.hlo import schema
+from astitch.hlo.host_memory import InstructionKey, find_host_memory
 from astitch.hlo.schema import decode
-from astitch.hlo.shapes import shape_leaves
+from astitch.hlo.shapes import element_types, unsupported_type, where_of
 from astitch.hlo.stablehlo import ends_process, find_foreign, to_stablehlo
 
 _WITHOUT_ROW = frozenset(
@@ -95,11 +96,14 @@ def carry_instruction(
     where: str,
     *,
     origin: Origin,
+    is_ordered: bool = False,
+    waits: int = 0,
 ) -> OpaqueAttrs:
     """The attributes of the op that an instruction becomes.
 
     instruction: an HloInstructionProto.  operand_shapes: ShapeProtos.  computations: of the module, by id.  reason: why
-    no kernel computes it.  Raises UnsupportedOp where JAX, which runs it, is missing or does not take it.  Raises it
+    no kernel computes it.  is_ordered: nobody may leave it out, repeat it or merge it.  waits: see OpaqueAttrs.
+    Raises UnsupportedOp where JAX, which runs it, is missing or does not take it.  Raises it
     too for what speaks to the host or to other devices, except in a module of the compiler's; MalformedHlo for calls
     that never end or lead nowhere, and where XLA ends the process that reads the instruction.
     """
@@ -122,8 +126,9 @@ def carry_instruction(
         bytes(kept.SerializeToString(deterministic=True)),
         tuple(tree_of(shape) for shape in operand_shapes),
         tuple(called),
-        any(map(_may_have_effect, inside)),
+        is_ordered or any(map(_may_have_effect, inside)),
         any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
+        waits,
     )
     if origin is not Origin.COMPILER:
         trusted = origin is Origin.PROCESS
@@ -133,7 +138,8 @@ def carry_instruction(
 
 def _may_have_effect(instruction: Any) -> bool:
     opcode = decode(instruction.opcode)
-    return opcode == "custom-call" or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
+    orders = instruction.opcode in _ORDERS
+    return orders or opcode == "custom-call" or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
 
 
 def refuse_effects(instruction: Any, where: str) -> None:
@@ -160,14 +166,13 @@ def refuse_effects(instruction: Any, where: str) -> None:
         )
 
 
-_HOST_MEMORY = frozenset({b"MoveToHost", b"MoveToDevice", b"annotate_device_placement"})
-
-
 def why_carried(instruction: Any) -> str:
     """Why an instruction of the compiler's module stays as it is, though astitch knows its opcode; nothing: "".
 
-    It has an effect, or remarks to passes of XLA's that are still to come.
+    It has an effect or orders effects, or remarks to passes of XLA's that are still to come.
     """
+    if instruction.opcode in _ORDERS:
+        return "it orders effects"
     opcode, target = decode(instruction.opcode), decode(instruction.custom_call_target)
     calls_host = "python" in target and "callback" in target
     if opcode == "custom-call" and (calls_host or instruction.custom_call_has_side_effect):
@@ -184,23 +189,43 @@ _OF_OURS = frozenset({"astitch", "latency_metadata"})
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
 
 
-def refuse_order(instruction: Any, where: str) -> None:
-    """Raises UnsupportedOp for what a Graph cannot say: an order of effects, or memory of the host."""
-    if instruction.control_predecessor_ids:
-        raise UnsupportedOp(f"{where}: it has control dependencies, which are left as they are")
-    if instruction.opcode == b"add-dependency":
-        raise UnsupportedOp(f"{where}: add-dependency orders ops, which are left as they are")
-    if instruction.custom_call_target in _HOST_MEMORY:
-        raise UnsupportedOp(
-            f"{where}: it moves an array between the host's memory and the device's"
-        )
-    for leaf, _ in shape_leaves(instruction.shape):
-        if schema.ELEMENT_TYPES.get(leaf.element_type) == "token":
-            raise UnsupportedOp(
-                f"{where}: tokens order the program's effects, which are left as they are"
-            )
-        if leaf.layout.memory_space:
-            raise UnsupportedOp(f"{where}: its memory is not the device's")
+def asks_accuracy(instruction: Any) -> bool:
+    """Does an instruction say how exact it must be?  Kernels have one accuracy for each function."""
+    wanted = instruction.result_accuracy
+    return bool(wanted.mode) or wanted.HasField("tolerance")
+
+
+_ORDERS = frozenset({b"after-all", b"add-dependency"})
+
+
+def find_ordered(module: Any) -> dict[InstructionKey, str]:
+    """The instructions of the compiler's module whose place is fixed by more than their operands, with the reason.
+
+    Control dependencies are between them, or their values lie in the host's memory.  module: an HloModuleProto.
+    Raises UnsupportedOp where a control dependency leads to what is no op.
+    """
+    found = find_host_memory(module)
+    for computation in module.computations:
+        opcodes = {i.id: decode(i.opcode) for i in computation.instructions}
+        for instruction in computation.instructions:
+            before = instruction.control_predecessor_ids
+            if before and opcodes[instruction.id] in _STRUCTURE:
+                where = where_of(computation, instruction)
+                raise UnsupportedOp(f"{where}: it has control dependencies and computes nothing")
+            ends = [n for n in before if opcodes.get(n) not in (*_STRUCTURE, *_HOLDERS)]
+            for number in (instruction.id, *ends) if before else ():
+                found[computation.id, number] = "it has control dependencies"
+    return found
+
+
+_HOLDERS = ("while", "conditional", "call")
+"""What others may wait for though astitch reads what is in it."""
+
+
+def refuse_tokens(instruction: Any, where: str) -> None:
+    """Raises UnsupportedType for tokens, which only have a meaning while XLA compiles."""
+    if "token" in element_types(instruction.shape):
+        raise unsupported_type("token", where)
 
 
 def _strip(instruction: Any) -> Any:

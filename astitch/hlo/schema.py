@@ -57,6 +57,8 @@ _MESSAGES = {
         left_side bool 1, lower bool 2, unit_diagonal bool 3, transpose_a int32 4""",
     "CholeskyOptions": "lower bool 1",
     "SliceDimensions": "start int64 1, limit int64 2, stride int64 3",
+    "Tolerance": "atol double 1, rtol double 2, ulps int64 3",
+    "ResultAccuracy": "mode int32 1, tolerance Tolerance 2",
     "OutputOperandAliasing": """
         output_shape_index int64* 1, operand_index int64 2, operand_shape_index int64* 3""",
     "HloInstructionProto": """
@@ -78,7 +80,8 @@ _MESSAGES = {
         custom_call_has_side_effect bool 65, delta int64 66, indices_are_sorted bool 67,
         frontend_attributes FrontendAttributes 68, unique_indices bool 69, rng_algorithm int32 70,
         comparison_type bytes 72, output_operand_aliasing OutputOperandAliasing* 74, custom_call_schedule int32 76,
-        custom_call_api_version int32 77, k int64 81, largest bool 85, is_reverse bool 94,
+        custom_call_api_version int32 77, k int64 81, largest bool 85,
+        result_accuracy ResultAccuracy 91, is_reverse bool 94,
         comparison_order bytes 102""",
     "HloComputationProto": """
         name bytes 1, instructions HloInstructionProto* 2, program_shape ProgramShapeProto 4,

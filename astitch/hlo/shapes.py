@@ -60,10 +60,7 @@ def read_type(shape: Any, where: str) -> TypeTree:
     try:
         dtype = DType(element)
     except ValueError:
-        raise UnsupportedType(
-            f"{where}: element type {element} is not supported; astitch knows "
-            f"{', '.join(d.value for d in DType)}"
-        ) from None
+        raise unsupported_type(element, where) from None
     if any(shape.is_dynamic_dimension) or any(d < 0 for d in shape.dimensions):
         raise DynamicShape(
             f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; "
@@ -80,6 +77,13 @@ def read_type(shape: Any, where: str) -> TypeTree:
             f"{where}, field shape: {type_} has more bytes than can be addressed; {WRITE_AGAIN}"
         )
     return type_
+
+
+def unsupported_type(element: str, where: str) -> UnsupportedType:
+    known = ", ".join(d.value for d in DType if d is not DType.TOKEN)
+    return UnsupportedType(
+        f"{where}: element type {element} is not supported; astitch knows {known}"
+    )
 
 
 def show_shape(shape: Any) -> str:
@@ -124,6 +128,8 @@ def write_shape(type_: Type, minor_to_major: Sequence[int] | None = None) -> Any
         dimensions=type_.shape,
         is_dynamic_dimension=[False] * type_.rank,
     )
+    if type_.dtype is DType.TOKEN:
+        return shape
     order = reversed(range(type_.rank)) if minor_to_major is None else minor_to_major
     shape.layout.minor_to_major.extend(order)
     shape.layout.SetInParent()  # a scalar has a layout too

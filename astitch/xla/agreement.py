@@ -22,8 +22,9 @@ from astitch.errors import first_line
 from astitch.hlo import schema
 from astitch.hlo.schema import decode
 from astitch.system.callbacks import pass_interrupt
+from astitch.system.forks import ForkLock
 
-FORM = "astitch agreement 1"
+FORM = "astitch agreement 2"
 
 LONGEST_WAIT_S = 60.0
 """For the module of a process that has decided already."""
@@ -68,14 +69,18 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the first process compiles.  digest: of its module; empty: as XLA handed it over, for the reason."""
+    """What the first process compiles.
+
+    digest: of its module; empty: as XLA handed it over, for the reason.  settings: by which astitch, how.
+    """
 
     process: int
     digest: str
     reason: str
+    settings: str = ""
 
     def pack(self) -> bytes:
-        return json.dumps([self.process, self.digest, self.reason]).encode()
+        return json.dumps([self.process, self.digest, self.reason, self.settings]).encode()
 
     @staticmethod
     def unpack(data: bytes) -> _Decision:
@@ -101,21 +106,23 @@ def agree(
     gpu: Gpu,
     *,
     reason: str = "",
+    settings: str = "",
     devices: Iterable[Any] | None = None,
     group: Group | None = None,
 ) -> Agreed:
     """What all processes compile in place of a module; warns where another version than this process's was taken.
 
     handed: the HloModuleProto that XLA handed over.  own: what this process would return to XLA, None for the module as
-    it is, and the reason for that.  gpu: what it was planned for.  devices: of JAX's, that the program runs on, None
-    where they are not known; a program on devices of this process alone needs no agreement.
+    it is, and the reason for that.  gpu: what it was planned for.  settings: by which astitch, how.
+    devices: of JAX's, that the program runs on, None where they are not known; a program on devices of this process
+    alone needs no agreement.
     group: find_group() where it is not given.  Raises nothing but interrupts.
     """
     group = group or find_group()
     if group is None or _is_local(devices, group.process):
         return Agreed(own)
     try:
-        agreed = _take_part(handed, own, gpu, reason, group)
+        agreed = _take_part(handed, own, gpu, reason, settings, group)
     except Exception as error:
         pass_interrupt(error)
         agreed = Agreed(None, f"the processes could not agree: {first_line(error)}")
@@ -131,10 +138,14 @@ def _is_local(devices: Iterable[Any] | None, process: int) -> bool:
     return devices is not None and all(device.process_index == process for device in devices)
 
 
-def _take_part(handed: Any, own: bytes | None, gpu: Gpu, reason: str, group: Group) -> Agreed:
+def _take_part(
+    handed: Any, own: bytes | None, gpu: Gpu, reason: str, settings: str, group: Group
+) -> Agreed:
     """Raises RuntimeError where the store fails, TimeoutError where the first process's module does not come."""
     key = key_of(handed, gpu)
-    mine = _Decision(group.process, digest_data(own) if own is not None else "", reason)
+    key = f"{key}/{_rounds.count(group, key, settings)}"
+    digest = digest_data(own) if own is not None else ""
+    mine = _Decision(group.process, digest, reason, settings)
     first = _decide(group.store, key, mine)
     if first.process == mine.process and first.digest and first.digest == mine.digest:
         assert own is not None
@@ -144,12 +155,49 @@ def _take_part(handed: Any, own: bytes | None, gpu: Gpu, reason: str, group: Gro
         return Agreed(own)
     if not first.digest:
         why = f" ({first.reason})" if first.reason else ""
+        why += _tell_settings(mine, first)
         return Agreed(None, f"process {first.process} leaves it to XLA{why}")
     taken = _fetch(group, key, first)
     taken.id = handed.id
     why = f" ({reason})" if own is None and reason else ""
+    why += _tell_settings(mine, first)
     other = f"process {first.process} decided for another version than process {group.process} made{why}"
     return Agreed(bytes(taken.SerializeToString()), other)
+
+
+def _tell_settings(mine: _Decision, first: _Decision) -> str:
+    """Whether processes stitch differently on purpose."""
+    if mine.settings == first.settings:
+        return ""
+    return (
+        f", with other settings of astitch (there {first.settings or 'none'}, here {mine.settings or 'none'}; "
+        "give all processes the same)"
+    )
+
+
+class _Rounds:
+    """How often this process has compiled a module with other settings than before.
+
+    Processes that do the same compile a module with the same settings in the same round.  So a module that is compiled
+    twice with different settings is decided twice, and processes with different settings still meet.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._seen: dict[tuple[int, int, str], list[str]] = {}
+        self._stores: list[Store] = []
+
+    def count(self, group: Group, key: str, settings: str) -> int:
+        with self._lock:
+            if not any(known is group.store for known in self._stores):
+                self._stores.append(group.store)  # it is kept, so that its id stays its own
+            seen = self._seen.setdefault((id(group.store), group.process, key), [])
+            if settings not in seen:
+                seen.append(settings)
+            return seen.index(settings)
+
+
+_rounds = _Rounds()
 
 
 def _decide(store: Store, key: str, mine: _Decision) -> _Decision:

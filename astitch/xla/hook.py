@@ -6,6 +6,7 @@ the module that XLA compiles in its place, or the reason why it stays as it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,11 +154,37 @@ def _state_layouts(entry: Any, shapes: Any) -> None:
             shape = shapes.parameters[instruction.parameter_number]
             instruction.shape.CopyFrom(shape)
             entry.program_shape.parameters[instruction.parameter_number].CopyFrom(shape)
+    _bar_host_memory(entry)
     results = shapes.result.tuple_shapes if shapes.result.element_type == TUPLE else [shapes.result]
     root = next(i for i in entry.instructions if i.id == entry.root_id)
     for held in (root.shape, entry.program_shape.result):
         del held.tuple_shapes[:]
         held.tuple_shapes.extend(results)
+
+
+def _bar_host_memory(entry: Any) -> None:
+    """Puts a barrier behind each parameter in the host's memory.
+
+    XLA's layout assignment gives what moves a value the layout of its operand, as it stands: with the memory that only
+    parameters and results of a program may say at that point.  entry: an HloComputationProto.
+    """
+    ids = itertools.count(1 + max(i.id for i in entry.instructions))
+    ordered: list[Any] = []
+    barred: dict[int, int] = {}
+    for instruction in entry.instructions:
+        instruction.operand_ids[:] = [barred.get(i, i) for i in instruction.operand_ids]
+        ordered.append(instruction)
+        if instruction.opcode == b"parameter" and instruction.shape.layout.memory_space:
+            name = instruction.name + b".barrier"
+            barrier = type(instruction)(id=next(ids), name=name, opcode=b"opt-barrier")
+            barrier.shape.CopyFrom(instruction.shape)
+            barrier.shape.layout.memory_space = 0
+            barrier.operand_ids.append(instruction.id)
+            barred[instruction.id] = barrier.id
+            ordered.append(barrier)
+    if barred:
+        del entry.instructions[:]
+        entry.instructions.extend(ordered)
 
 
 def _unwrap_root(entry: Any) -> None:
@@ -184,7 +211,5 @@ def _refuse_forms(module: Any) -> None:
     arrays = [*shapes.parameters, *(shapes.result.tuple_shapes or [shapes.result])]
     if any(shape.element_type == TUPLE for shape in arrays):
         raise UnsupportedOp(f"HLO module {name}: a parameter is a tuple, or a result in a tuple is")
-    if any(shape.layout.memory_space for shape in arrays):
-        raise UnsupportedOp(f"HLO module {name}: a parameter or result lies in the host's memory")
     if module.schedule.sequences:
         raise UnsupportedOp(f"HLO module {name}: it is scheduled")

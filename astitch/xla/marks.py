@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from astitch.graph.collectives import COLLECTIVES
+from astitch.hlo.host_memory import InstructionKey
 from astitch.hlo.schema import decode
 
 MARK = "astitch"
 """The frontend attribute's name; its value says how the function is to be stitched."""
 
 OUTSIDE = "outside of astitch.jit's functions"
-
-InstructionKey = tuple[int, int]
-"""The ids of a computation and of an instruction in it."""
 
 _FILLED = frozenset(
     b"bitcast broadcast concatenate convert copy iota pad reshape reverse select slice transpose".split()

@@ -16,7 +16,7 @@ import astitch
 from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_graph
-from astitch.graph.ir import DType, Graph
+from astitch.graph.ir import DType, Graph, OpaqueAttrs
 from astitch.hlo import schema
 from astitch.hlo.export import ModuleBuilder, export_nodes
 from astitch.hlo.opaque import discard_unread_fields, is_read, outline_dynamic_shapes
@@ -248,7 +248,7 @@ def assert_same(got: Any, want: Any) -> None:
         )
 
 
-OPAQUE = [dtype for dtype in DType if dtype.is_opaque]
+OPAQUE = [dtype for dtype in DType if dtype.is_opaque and dtype is not DType.TOKEN]
 
 
 @pytest.mark.parametrize("dtype", ["s4", "u2", "f4e2m1fn", "f8e4m3b11fnuz", "f8e8m0fnu"])
@@ -499,24 +499,93 @@ def test_the_end_of_an_exchange_reads_its_start(name: str) -> None:
     assert [i.id for i in entry.instructions if start.id in i.operand_ids] == [end.id]
 
 
-@pytest.mark.parametrize(
-    ("copy", "reason"),
-    [
-        ("f32[4] copy(y), control-predecessors={z}", "control dependencies"),
-        ("f32[4]{0:S(5)} copy(y)", "its memory is not the device's"),
-        ("f32[4] add-dependency(y, t)", "add-dependency orders"),
-    ],
-)
-def test_a_copy_that_orders_or_moves_refuses_the_compiler_s_module(copy: str, reason: str) -> None:
+ORDERED = {
+    "control dependencies": "f32[4] copy(y), control-predecessors={z}",
+    "lies in the host's memory": "f32[4]{0:S(5)} copy(y)",
+    "orders effects": "f32[4] add-dependency(y, t)",
+}
+
+
+@pytest.mark.parametrize("reason", ORDERED)
+def test_what_orders_or_moves_stays_in_the_compiler_s_module(reason: str) -> None:
     text = f"""HloModule copies
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[4] exponential(x)
   z = f32[4] sine(x)
   t = token[] after-all()
-  c = {copy}
+  c = {ORDERED[reason]}
   ROOT r = (f32[4], f32[4]) tuple(c, z)
 }}"""
     module = schema.HloModuleProto.FromString(serialize_module(text))
-    with pytest.raises(UnsupportedOp, match=reason):
+    graph = import_from_compiler(module)
+    kept = graph["c"].attrs
+    assert isinstance(kept, OpaqueAttrs) and kept.has_effect
+    assert kept.reason.endswith(reason)
+    names = [node.name for node in graph if not node.is_parameter]
+    hlo = export_nodes(graph, names, graph.outputs).hlo
+    (entry,) = schema.HloModuleProto.FromString(hlo).computations
+    written = {i.name.decode(): i for i in entry.instructions}
+    before = [written["z"].id] if "control" in reason else []
+    assert list(written["c"].control_predecessor_ids) == before
+    assert written["c"].operand_ids[0] == written["y"].id
+    assert import_from_compiler(schema.HloModuleProto.FromString(hlo))["c"].attrs == kept
+
+
+def test_a_control_dependency_of_what_is_no_op_refuses_the_module() -> None:
+    text = """HloModule copies
+ENTRY main {
+  x = f32[4] parameter(0)
+  y = f32[4] exponential(x)
+  c = (f32[4]) tuple(x), control-predecessors={y}
+  ROOT r = f32[4] get-tuple-element(c), index=0
+}"""
+    module = schema.HloModuleProto.FromString(serialize_module(text))
+    with pytest.raises(UnsupportedOp, match="control dependencies and computes nothing"):
         import_from_compiler(module)
+
+
+LOOP_OVER_THE_HOST = """HloModule loop
+body {
+  s = (s32[], f32[8,4], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  kept = f32[8,4] get-tuple-element(s), index=1
+  x = f32[4] get-tuple-element(s), index=2
+  zero = s32[] constant(0)
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  h = f32[4] custom-call(x), custom_call_target="MoveToHost"
+  row = f32[1,4] reshape(h)
+  update = f32[8,4] dynamic-update-slice(kept, row, i, zero)
+  y = f32[4] exponential(x)
+  ROOT r = (s32[], f32[8,4], f32[4]) tuple(next, update, y)
+}
+condition {
+  s = (s32[], f32[8,4], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  eight = s32[] constant(8)
+  ROOT r = pred[] compare(i, eight), direction=LT
+}
+ENTRY main {
+  x = f32[4] parameter(0)
+  nothing = f32[] constant(0)
+  start = f32[8,4] broadcast(nothing), dimensions={}
+  zero = s32[] constant(0)
+  init = (s32[], f32[8,4], f32[4]) tuple(zero, start, x)
+  loop = (s32[], f32[8,4], f32[4]) while(init), condition=condition, body=body
+  kept = f32[8,4] get-tuple-element(loop), index=1
+  part = f32[1,4] slice(kept), slice={[2:3], [0:4]}
+  flat = f32[4] reshape(part)
+  back = f32[4] custom-call(flat), custom_call_target="MoveToDevice"
+  zeros = f32[8,4] negate(start)
+  ROOT r = (f32[4], f32[8,4]) tuple(back, zeros)
+}"""
+
+
+def test_what_lies_in_the_host_s_memory_is_found_through_loops() -> None:
+    """The rest of the loop, and of what reads the buffer's start, is astitch's."""
+    module = schema.HloModuleProto.FromString(serialize_module(LOOP_OVER_THE_HOST))
+    graph = import_from_compiler(module)
+    body = graph["loop"].regions[1]
+    found = {n.name for g in (graph, body) for n in g if isinstance(n.attrs, OpaqueAttrs)}
+    assert found == {"h", "row", "update", "start", "part", "flat", "back"}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import astitch
@@ -78,6 +79,12 @@ def test_the_two_lines_come_first(name: str) -> None:
     assert code.count("print(astitch.report())") == 1
 
 
+@every_example
+def test_an_example_is_short(name: str) -> None:
+    lines = (ROOT / "examples" / f"{name}.py").read_text("utf-8").splitlines()
+    assert len(list(filter(None, lines))) <= 30
+
+
 @pytest.mark.gpu
 @every_example
 def test_on_a_gpu_losses_are_those_of_xla(name: str) -> None:
@@ -117,10 +124,10 @@ def load(name: str) -> Any:
     return example
 
 
-def make_sequences() -> tuple[Any, Any]:
+def make_rows() -> tuple[Any, Any]:
     import jax.numpy as jnp
 
-    return jnp.zeros((32, 128, 64)), jnp.zeros((32, 128, 64))
+    return jnp.zeros((4096, 64)), jnp.zeros((4096, 64))
 
 
 def equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -128,7 +135,9 @@ def equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     import jax
 
     example = load("equinox_train")
-    model = example.Block(jax.random.key(1))
+    model = eqx.nn.Sequential(
+        [eqx.nn.MLP(64, 64, 256, 2, jax.nn.gelu, key=jax.random.key(1)), eqx.nn.LayerNorm(64)]
+    )
     state = example.optimizer.init(eqx.filter(model, eqx.is_array))
     arrays, static = eqx.partition((model, state), eqx.is_array)
 
@@ -136,13 +145,21 @@ def equinox_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         model, state = eqx.combine(arrays, static)
         return eqx.filter(example.train_step(model, state, x, y), eqx.is_array)
 
-    return step, (arrays, *make_sequences())
+    return step, (arrays, *make_rows())
 
 
 def linen_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax.training.train_state import TrainState
+
     example = load("flax_linen")
-    x, y = make_sequences()
-    return example.train_step, (example.make_state(x), x, y)
+    x = jnp.zeros((32, 128, 64))
+    params = example.Block().init(jax.random.key(1), x)
+    make: Any = TrainState.create
+    state = make(apply_fn=example.Block().apply, params=params, tx=optax.adamw(1e-3))
+    return example.train_step, (state, x, x)
 
 
 def nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -150,7 +167,7 @@ def nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     from flax import nnx
 
     example = load("flax_nnx")
-    model = example.Block(nnx.Rngs(0))
+    model = example.make_model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
@@ -159,14 +176,15 @@ def nnx_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         loss = example.train_step(model, optimizer, x, y)
         return nnx.state((model, optimizer)), loss
 
-    return step, (state, *make_sequences())
+    return step, (state, *make_rows())
 
 
 def keras_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if importlib.util.find_spec("tensorflow"):
         pytest.skip("other tests of this process may want Keras on TensorFlow")
     example = load("keras_jax")
-    model, (x, y) = example.make_model(), example.make_data()
+    model = example.make_model()
+    x, y = np.zeros((32, 128, 64), "float32"), np.zeros(32, "int32")
     model.optimizer.build(model.trainable_variables)
     kept = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = tuple([v.value for v in variables] for variables in (*kept, model.metrics_variables))
@@ -174,15 +192,14 @@ def keras_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     def step(state: Any, x: Any, y: Any) -> Any:
         return model.train_step(state, (x, y))
 
-    return step, (state, x, y.astype("int32"))
+    return step, (state, x, y)
 
 
 def optax_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    import jax
     import jax.numpy as jnp
 
     example = load("optax_train")
-    params = example.make_params(jax.random.key(1))
+    params = {"wide": jnp.zeros((256, 1024)), "narrow": jnp.zeros((1024, 256))}
     x, y = jnp.zeros((1024, 256)), jnp.zeros(1024, "int32")
     return example.train_step, (params, example.optimizer.init(params), x, y)
 

@@ -180,6 +180,26 @@ def test_who_differs_and_why_is_said():
         take_part(store, 1, None, reason="no NVRTC")
 
 
+@pytest.mark.filterwarnings("default")
+def test_other_settings_are_said_and_the_first_process_decides():
+    store = SharedStore()
+    first = take_part(store, 0, stitched(b"kernel_1"), settings="tune=True")
+    said = r"with other settings of astitch \(there tune=True, here tune=False; give all"
+    with pytest.warns(AgreementWarning, match=said):
+        second = take_part(store, 1, stitched(b"kernel_2", 11), settings="tune=False")
+    assert computed(second.module) == computed(first.module)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_module_is_decided_anew_for_other_settings():
+    """As where blocks of a program have settings of their own, the same on all processes."""
+    store = SharedStore()
+    for settings, kernel in [("a", b"kernel_1"), ("b", b"kernel_2"), ("a", b"kernel_1")]:
+        for process in (0, 1):
+            own = stitched(kernel, 10 + process)
+            assert take_part(store, process, own, settings=settings) == Agreed(own)
+
+
 class BrokenStore(SharedStore):
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
         raise RuntimeError("UNAVAILABLE: failed to connect")

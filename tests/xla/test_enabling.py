@@ -499,6 +499,55 @@ def test_a_program_with_faults_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_
         assert len(list(kept.glob("*.module"))) == 1
 
 
+@pytest.fixture
+def cache_on_disk(tmp_path: Path) -> Iterator[Path]:
+    """The folder of JAX's cache, which keeps everything."""
+    import jax
+    from jax._src import compilation_cache
+
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path / "jax"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield tmp_path / "jax"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_jax_s_cache_keeps_no_program_that_lacks_kernels_for_a_fault(
+    cache_on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault may pass: a later process tries anew.  What astitch cannot read is the same the next time."""
+    import jax
+
+    def fail(error: Exception) -> Any:
+        def stitch(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return stitch
+
+    def files() -> int:
+        return len(list(cache_on_disk.glob("*-cache")))
+
+    stitch = transformation.stitch_module
+    with astitch.enabled():
+        monkeypatch.setattr(transformation, "stitch_module", fail(OSError("no room")))
+        with pytest.warns(FaultWarning, match="no room"):
+            assert count(layer_norm) == 0
+        assert files() == 0
+        jax.clear_caches()
+        monkeypatch.setattr(transformation, "stitch_module", stitch)
+        assert (count(layer_norm), files()) == (1, 1)
+        monkeypatch.setattr(transformation, "stitch_module", fail(UnsupportedOp("what is that?")))
+        assert (count(layer_norm, (64, 512), (512,), (512,)), files()) == (0, 2)
+
+
 def test_an_exported_file_has_no_kernels() -> None:
     import jax
     from jax import export

@@ -122,3 +122,24 @@ def test_windows_that_xla_wrote_out_are_in_kernels(name):
     launches = launches_of(stitched)
     assert launches and all(k.ours for k in launches)
     assert sum(k.launches for k in launches) <= 2
+
+
+@pytest.mark.parametrize(
+    "accuracy", [lax.AccuracyMode.HIGHEST, lax.Tolerance(1e-3, 1e-2, 0)], ids=["highest", "bounds"]
+)
+def test_an_op_that_asks_for_an_accuracy_is_xla_s(accuracy):
+    def fn(x):
+        y = lax.exp(x @ x, accuracy=accuracy)
+        return jax.nn.softmax(lax.tanh(y / y.sum(-1, keepdims=True)))
+
+    _, stitched, seen = compile_both(fn, jax.ShapeDtypeStruct((256, 256), jnp.float32))
+    (stitching,) = seen.stitchings
+    asking = [
+        i.opcode
+        for c in read_module(stitching.module).computations
+        for i in c.instructions
+        if i.HasField("result_accuracy")
+    ]
+    assert asking == [b"exponential"]
+    assert "asks for an accuracy" in stitching.compilation.explain()
+    assert any(k.ours for k in launches_of(stitched))
