@@ -169,7 +169,7 @@ def report_faults(
     )
 
 
-def leave_to_xla(name: str, reason: str, strict: bool = False, stacklevel: int = 2) -> None:
+def leave_to_xla(name: str, reason: str, strict: bool | float = False, stacklevel: int = 2) -> None:
     """Warns that a function is not stitched.  Raises UnsupportedOp where strict forbids it."""
     text = (
         f"astitch: XLA computes all of {name}: {reason}\n"
@@ -187,7 +187,7 @@ def leave_whole(
     gpu: str,
     error: Exception,
     *,
-    strict: bool = False,
+    strict: bool | float = False,
     inside_xla: bool = False,
 ) -> None:
     """Says that XLA computes all of a function for what stopped its compilation.
@@ -199,7 +199,7 @@ def leave_whole(
     if isinstance(error, ONLY_XLA):
         leave_to_xla(name, str(error).partition("\n")[0], strict)
         return
-    faults = FaultLog(strict or None)
+    faults = FaultLog(bool(strict) or None)
     faults.note(error, stage="compile", subject=name, cost="XLA computes all of it")
     report_faults(name, module, gpu, faults.found, inside_xla=inside_xla)
 

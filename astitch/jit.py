@@ -40,7 +40,7 @@ from astitch.api.jax_settings import (
     may_not_run,
     reuses_keys_checked,
 )
-from astitch.api.settings import OFF, Settings, current, mark
+from astitch.api.settings import OFF, Settings, check_strict, current, mark
 from astitch.api.stages import Compiled, Lowered, LoweredByXla, LoweredForXla
 from astitch.errors import (
     IllegalProduct,
@@ -69,7 +69,7 @@ def jit(
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     engine: str | None = None,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
@@ -90,7 +90,7 @@ def jit(
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     engine: str | None = None,
 ) -> JitFunction: ...
 
@@ -110,7 +110,7 @@ def jit(
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     engine: str | None = None,
     **others: Any,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
@@ -124,8 +124,9 @@ def jit(
     name several devices, XLA computes the function, with a warning.  compiler_options: for what XLA compiles.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
-    strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
-    JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
+    strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  A number
+    is a share: 0.9 raises if less of the projected memory-intensive time runs in stitched kernels.  Inside a JAX
+    transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
     raises EngineUnavailable where it cannot be had.
@@ -154,6 +155,7 @@ def jit(
         raise InvalidOption(
             f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
         )
+    check_strict(strict, "astitch.jit")
     return JitFunction(fn, jax_options, tune, strict, engine)
 
 
@@ -186,7 +188,7 @@ class JitFunction:
         fn: Callable[..., Any],
         jax_options: Mapping[str, Any],
         tune: bool | None = None,
-        strict: bool = False,
+        strict: bool | float = False,
         engine: str | None = None,
     ) -> None:
         jax = import_jax()

@@ -81,12 +81,16 @@ class CannotCompile(Exception):
 
 
 def stitch_through_hook(
-    fn: Callable[..., Any], *arguments: Any, gpu: Gpu = SMALL, **options: Any
+    fn: Callable[..., Any],
+    *arguments: Any,
+    gpu: Gpu = SMALL,
+    only_marked: bool = False,
+    **options: Any,
 ) -> Hooked:
     """What comes of a function that XLA compiles for a GPU that is not here.
 
-    arguments: arrays.  options: of jax.jit.  Raises what the hook raises, what XLA says of the module with kernels, and
-    CannotCompile.
+    arguments: arrays.  only_marked: see stitch_module.  options: of jax.jit.
+    Raises what the hook raises, what XLA says of the module with kernels, and CannotCompile.
     """
     found: list[Hooked] = []
     errors: list[Exception] = []
@@ -94,7 +98,8 @@ def stitch_through_hook(
     def transform(data: bytes) -> bytes | None:
         try:
             module = read_module(data)
-            made = stitch_module(module, gpu) if is_worth(module) else None
+            worth = is_worth(module)
+            made = stitch_module(module, gpu, only_marked=only_marked) if worth else None
             found.append(Hooked(data, made))
             return made.module if made else None
         except Exception as error:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from astitch import options
-from astitch.api.settings import OFF, Settings, context, current, switches
+from astitch.api.settings import OFF, Settings, check_strict, context, current, switches
 from astitch.device.gpu import PRESETS
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.faults import FaultWarning, show_error
@@ -35,7 +35,7 @@ def enable(
     *,
     gpu: str | None = None,
     tune: bool | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     check: bool | None = None,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
@@ -64,7 +64,7 @@ def enabled(
     *,
     gpu: str | None = None,
     tune: bool | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     check: bool | None = None,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
@@ -92,12 +92,13 @@ def report() -> Report:
 
 
 def _make_settings(
-    gpu: str | None, tune: bool | None, strict: bool, check: bool | None
+    gpu: str | None, tune: bool | None, strict: bool | float, check: bool | None
 ) -> Settings:
     if gpu is not None and gpu not in PRESETS:
         raise InvalidOption(
             f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
         )
+    check_strict(strict, "astitch.enable")
     return Settings(gpu, tune, strict, check)
 
 

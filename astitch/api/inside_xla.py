@@ -32,7 +32,7 @@ STATIC_OPTIONS = ("static_argnums", "static_argnames")
 
 
 def call_directly(
-    stitched: Any, jitted: Any, is_untraced: Callable[[], bool], *, strict: bool = False
+    stitched: Any, jitted: Any, is_untraced: Callable[[], bool], *, strict: bool | float = False
 ) -> Callable[..., Any]:
     """Calls `stitched`, in JAX's transformations `jitted`: two functions of jax.jit's.
 
@@ -92,7 +92,7 @@ def _error_of_xla() -> type[Exception]:
 
 
 def stitch(
-    fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None, strict: bool
+    fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None, strict: bool | float
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from astitch import options
+from astitch.errors import InvalidOption
 from astitch.system.forks import once
 
 OFF = "off"
@@ -23,12 +24,13 @@ class Settings:
     """How programs are stitched.
 
     gpu: the name of a preset for GPUs that are not here; None: the device that a program is compiled for.
-    tune, strict: see astitch.jit.  check: see astitch.enable.
+    tune, strict: see astitch.jit; of strict a number is the least share of the memory-intensive time.
+    check: see astitch.enable.
     """
 
     gpu: str | None = None
     tune: bool | None = None
-    strict: bool = False
+    strict: bool | float = False
     check: bool | None = None
 
 
@@ -51,6 +53,17 @@ def current() -> Settings | str | None:
         return None
     value: Settings | str | None = context().value
     return value
+
+
+def check_strict(strict: bool | float, where: str) -> None:
+    """Raises InvalidOption for what is neither a truth value nor a share."""
+    if isinstance(strict, bool):
+        return
+    if not isinstance(strict, (int, float)) or not 0 < strict <= 1:
+        raise InvalidOption(
+            f"{where}: strict={strict!r} is not known\n"
+            "  it is True, False, or the share of the memory-intensive time that must be stitched: 0.9"
+        )
 
 
 def write_mark(settings: Settings) -> str:

@@ -302,7 +302,7 @@ class Lowered(LoweredStage):
     jax_lowered: Any = field(repr=False)
     engine: str
     tune: bool | None = None
-    strict: bool = False
+    strict: bool | float = False
     compiler_options: CompilerOptions | None = None
     place: Any | None = None
 
@@ -361,6 +361,7 @@ class Lowered(LoweredStage):
         """
         from astitch.compile import compile_hlo
         from astitch.search.plan_scopes import render_kernel
+        from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
         from astitch.show.trace import trace_compilation
 
         start = time.perf_counter()
@@ -370,12 +371,15 @@ class Lowered(LoweredStage):
             self.hlo,
             gpu=self.gpu,
             tune=tune,
-            strict=self.strict,
+            strict=is_whole(self.strict),
             render=render_kernel,
             trusted=True,
         )
+        refuse_less(compilation, least_share(self.strict))
         compilation, engine = self._start(compilation, compiler_options)
         trace_compilation(self.hlo, compilation)
+        if self.engine != "host":  # the emulation is for finding faults
+            warn_of_little(self.jax_traced.fun_name, compilation)
         log.log(
             logging.WARNING if logs_compiles() else logging.DEBUG,
             "Finished astitch compilation of jit(%s) for the engine %s in %.9f sec",
@@ -411,7 +415,7 @@ class Lowered(LoweredStage):
         refuses are left to XLA, with a warning."""
         from astitch.compile import leave_kernels
 
-        faults = FaultLog(self.strict or None)
+        faults = FaultLog(self.strict is True or None)
         left: dict[str, str] = {}
         while True:
             try:

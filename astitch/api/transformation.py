@@ -21,6 +21,7 @@ from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.errors import UnsupportedOp, first_line
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
 from astitch.hlo.schema import decode
+from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock
@@ -43,7 +44,8 @@ class Entry:
     """What became of a program that JAX compiled.
 
     name: the module's.  kernels: stitched ones.  reason: why XLA computes all of it; empty where it does not.
-    seconds: that astitch took.  compilation: all that the compiler knows, None where it did not read the module, or an
+    seconds: that astitch took.  share: how much of its memory-intensive time is stitched, as projected, in words.
+    compilation: all that the compiler knows, None where it did not read the module, or an
     earlier process did.
     """
 
@@ -51,11 +53,13 @@ class Entry:
     kernels: int
     reason: str
     seconds: float
+    share: str = ""
     compilation: Compilation | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         what = f"{self.kernels} kernels" if self.kernels else f"left to XLA: {self.reason}"
-        return f"{self.name}: {what} ({self.seconds:.2f} s)"
+        share = f": {self.share}" if self.kernels and self.share else ""
+        return f"{self.name}: {what} ({self.seconds:.2f} s){share}"
 
     def explain(self) -> str:
         """The kernels, their schemes, and what was not stitched and why."""
@@ -212,10 +216,16 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
         if gpu
         else Agreed(None)
     )
-    kernels = made.kernels if made and agreed.module == own else _count_kernels(agreed.module)
-    compilation = made.compilation if made and agreed.module == own else None
+    kept = made if made and agreed.module == own else None
+    kernels = kept.kernels if kept else _count_kernels(agreed.module)
     seconds = time.perf_counter() - start
-    _note(compiling, Entry(name, kernels, agreed.reason or reason, seconds, compilation))
+    said = agreed.reason or reason
+    entry = (
+        Entry(name, kernels, said, seconds, kept.share, kept.compilation)
+        if kept
+        else Entry(name, kernels, said, seconds)
+    )
+    _note(compiling, entry)
     compiling.stitched = agreed.module is not None
     compiling.is_passing |= bool(agreed.reason) and agreed.module is None
     compiling.handed = module if compiling.stitched else None
@@ -266,10 +276,12 @@ def _compile(
             gpu,
             only_marked=compiling.settings is None,
             tune=tune,
-            strict=settings.strict,
+            strict=is_whole(settings.strict),
             hand_out=assemble,
         )
     trace_compilation(data, made.compilation)
+    refuse_less(made.compilation, least_share(settings.strict))
+    warn_of_little(decode(module.name), made.compilation)
     compiling.is_passing |= bool(made.compilation.faults)
     report_faults(decode(module.name), data, gpu.name, made.compilation.faults, inside_xla=True)
     return made

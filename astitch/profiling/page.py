@@ -130,13 +130,14 @@ def render_head(report: Report, sections: Sequence[tuple[str, str]]) -> str:
     kind = "measured" if report.measured else "projected"
     basis = name_basis(report).removeprefix(f"{kind} ")
     links = "".join(f'<a href="#{name}">{title}</a>' for title, name in sections)
+    share = "".join(f'<p class="basis">{escape(line.strip())}</p>\n' for line in report.share)
     return f"""\
 <header>
 <div class="bar"><span class="mark">astitch<b>profile</b></span><nav aria-label="Sections">{links}</nav>
 <button id="theme" type="button" aria-label="Change between light and dark">◐</button></div>
 <h1>{escape(report.target)}</h1>
 <p class="basis"><span class="badge {kind}">{kind}</span> {escape(basis)} · {escape(report.date)}</p>
-</header>"""
+{share}</header>"""
 
 
 # ---- cards -------------------------------------------------------------------------------------------------------

@@ -238,6 +238,7 @@ def describe_decisions(compilation: Compilation, steps: Sequence[Step]) -> dict[
             *describe_refusals(compilation.scopes.graph, compilation.scopes.refusals),
             *find_separations(compilation, steps),
         ),
+        "share": tuple(compilation.share.lines),
         "outside": tuple(map(str, compilation.program.outside)),
         "splits": tuple(map(str, compilation.splits)),
         "loops": compilation.loops,

@@ -303,7 +303,8 @@ class Report:
     """XLA and astitch on one target.
 
     target: as it was asked for.  date: ISO 8601, UTC.  engine: "static" where nothing was run.  light_us: the speed of
-    light of astitch's program.  steps: of the stitched program.  outside: what no kernel and no library computes.
+    light of astitch's program.  share: how much of the memory-intensive time is stitched, as projected, and what is
+    left.  steps: of the stitched program.  outside: what no kernel and no library computes.
     splits: stitch ops that were looked at twice.  loops: which are one kernel, and why others are not.
     """
 
@@ -313,6 +314,7 @@ class Report:
     machine: Machine
     xla: Side
     astitch: Side
+    share: Sequence[str] = ()
     steps: Sequence[Step] = ()
     ablation: Sequence[Ablation] = ()
     refusals: Sequence[Refusal] = ()

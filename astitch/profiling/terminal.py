@@ -54,6 +54,8 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
     """The whole report."""
     console.print(Text(f"astitch-profile  {report.target}", style="bold"))
     console.print(Text(name_basis(report), style="dim"))
+    for number, line in enumerate(report.share):
+        console.print(Text(line, style="dim" if number else "bold"))
     console.print()
     console.print(tabulate_sides(report))
     for side in report.sides:

@@ -13,7 +13,9 @@ from astitch.program.steps import Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
 from astitch.show.explain import compile_resources, explain, show_faults
+from astitch.show.share import Share, measure_share
 from astitch.stitch_scope import Scopes
+from astitch.system.forks import cached_property
 from astitch.toolchain.nvrtc import Resources
 
 
@@ -25,6 +27,8 @@ class Compilation:
     graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
     loops: which loops are one kernel, and why others are not.
     left: stitch ops that XLA computes in place of a kernel, by name, each with the reason.
+    refused: kernels that were planned and are left to XLA, likewise.  loop_us: of each loop that is one kernel, as
+    projected.
     faults: the errors inside astitch, see faults.py.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
@@ -40,9 +44,21 @@ class Compilation:
     loops: tuple[str, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    loop_us: tuple[float, ...] = ()
+
+    @cached_property
+    def share(self) -> Share:
+        """How much of the memory-intensive time is stitched, and what is left, as projected."""
+        return measure_share(self)
 
     def explain(self) -> str:
-        """Kernels, schemes, barriers and everything that was refused, for people; the bodies of loops last."""
+        """How much is stitched; kernels, schemes, barriers and everything that was refused, for people; the bodies of
+        loops last."""
+        return "\n".join([*self.share.lines, "", self.explain_parts()])
+
+    def explain_parts(self) -> str:
+        """The same without how much is stitched."""
         whole = explain(
             self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
         )
@@ -62,14 +78,16 @@ class Compilation:
 class Body:
     """A region of a loop or conditional that was compiled by itself (see stitch_regions.py).
 
-    owner, op: the node that runs it.  region: as it was handed to XLA.
+    owner, op: the node that runs it.  region: as it was handed to XLA.  runs: how often in one run of the program
+    around it, by the nodes that run it; those that are one kernel do not.
     """
 
     owner: str
     op: str
     region: Graph
     compilation: Compilation
+    runs: Mapping[str, float] = field(default_factory=dict)
 
     def explain(self) -> str:
         """All of the region's compilation, under the node that runs it."""
-        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain()}"
+        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain_parts()}"

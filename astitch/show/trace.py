@@ -37,7 +37,11 @@ def describe(compilation: Compilation, level: int) -> str:
     program = compilation.program
     parts = [
         "\n".join(
-            [f"astitch: {program.name} for {compilation.gpu.name}", *_list_steps(compilation)]
+            [
+                f"astitch: {program.name} for {compilation.gpu.name}: {compilation.share.headline}",
+                *(f"  {line.strip()}" for line in compilation.share.lines[1:]),
+                *_list_steps(compilation),
+            ]
         )
     ]
     if level >= 2:

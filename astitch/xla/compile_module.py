@@ -231,9 +231,11 @@ def export_bodies(
 
 def note_refusals(compilation: Compilation, kernels: Kernels) -> Compilation:
     """The compilation with notes on the kernels that are left to XLA."""
-    refused = [str(kernel) for kernel in kernels.values() if isinstance(kernel, KernelRefusal)]
+    refused = {n: kernel for n, kernel in kernels.items() if isinstance(kernel, KernelRefusal)}
     program = compilation.program
-    return replace(compilation, program=replace(program, notes=(*program.notes, *refused)))
+    notes = (*program.notes, *map(str, refused.values()))
+    reasons = {name: kernel.reason for name, kernel in refused.items()}
+    return replace(compilation, program=replace(program, notes=notes), refused=reasons)
 
 
 def _note_loops(
@@ -242,11 +244,20 @@ def _note_loops(
     """The compilation with notes on its loops; those that are kernels are no ops of XLA's any more."""
     program = compilation.program
     steps: list[Step] = []
+    times: dict[str, float] = {}
     for step in program.steps:
         if isinstance(step, FallbackStep):
             graph = read_fallback(step.hlo)
-            taken = {n.name for n in graph if OPS[n.op].is_loop and loop_key(graph, n) in calls}
+            keys = {n.name: loop_key(graph, n) for n in graph if OPS[n.op].is_loop}
+            taken = {name: calls[key].loop.plan.us for name, key in keys.items() if key in calls}
+            times |= taken
             left = (op for op in step.ops if op.name not in taken and op.reason != START)
             step = replace(step, ops=tuple(left))
         steps.append(step)
-    return replace(compilation, program=replace(program, steps=tuple(steps)), loops=notes)
+    bodies = tuple(
+        replace(body, runs={name: n for name, n in body.runs.items() if name not in times})
+        for body in compilation.bodies
+    )
+    program = replace(program, steps=tuple(steps))
+    loop_us = tuple(times.values())
+    return replace(compilation, program=program, bodies=bodies, loops=notes, loop_us=loop_us)

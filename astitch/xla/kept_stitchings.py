@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from astitch import options
@@ -20,7 +20,7 @@ from astitch.xla.agreement import digest_module
 from astitch.xla.hook import Stitching, read_module
 from astitch.xla.module_cache import LONGEST_WAIT_S, fingerprint, open_cache
 
-FORM = "astitch hook 1"
+FORM = "astitch hook 2"
 
 _LENGTH_BYTES = 4
 
@@ -30,20 +30,25 @@ class Made:
     """What became of a module.
 
     module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
-    where an earlier process made it.
+    where an earlier process made it.  share: how much is stitched, in words.
     """
 
     module: bytes | None
     kernels: int
     reason: str
+    share: str = ""
     compilation: Compilation | None = field(default=None, compare=False)
 
     @staticmethod
     def of(stitching: Stitching) -> Made:
-        return Made(stitching.module, stitching.kernels, stitching.reason, stitching.compilation)
+        share = stitching.compilation.share.headline
+        kernels, reason = stitching.kernels, stitching.reason
+        return Made(stitching.module, kernels, reason, share, stitching.compilation)
 
 
-def key_of(module: Any, gpu: Gpu, *, only_marked: bool, strict: bool, tune: bool) -> str | None:
+def key_of(
+    module: Any, gpu: Gpu, *, only_marked: bool, strict: bool | float, tune: bool
+) -> str | None:
     """Hash of all that decides what is made; None where something else does.
 
     module: an HloModuleProto.  The other arguments: see stitch_module.  A call of the host's functions holds addresses
@@ -95,17 +100,17 @@ def _load(key: str, module: Any) -> Made | None:
     numbered = read_module(kept.module)
     numbered.id = module.id
     new = bytes(numbered.SerializeToString())
-    return Made(new, kept.kernels, kept.reason)
+    return replace(kept, module=new)
 
 
 def pack(made: Made) -> bytes:
     """An entry's content: length of the JSON header, header, module."""
-    header = json.dumps([made.module is not None, made.kernels, made.reason]).encode()
+    header = json.dumps([made.module is not None, made.kernels, made.reason, made.share]).encode()
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + (made.module or b"")
 
 
 def unpack(data: bytes) -> Made:
     """What was packed, without its compilation."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    stitched, kernels, reason = json.loads(data[_LENGTH_BYTES:end])
-    return Made(data[end:] if stitched else None, kernels, reason)
+    stitched, kernels, reason, share = json.loads(data[_LENGTH_BYTES:end])
+    return Made(data[end:] if stitched else None, kernels, reason, share)

@@ -19,9 +19,9 @@ MARK = "astitch"
 OUTSIDE = "outside of astitch.jit's functions"
 
 _FILLED = frozenset(
-    b"bitcast broadcast concatenate convert copy iota pad reshape reverse select slice transpose".split()
+    b"bitcast broadcast concatenate convert copy iota opt-barrier pad reshape reverse select slice transpose".split()
 )
-"""What XLA moves, repeats or makes anew without a mark."""
+"""What XLA moves, repeats or makes anew without a mark, and JAX's barrier in front of what is computed again."""
 
 _STRUCTURE = frozenset(b"parameter constant tuple get-tuple-element".split())
 
@@ -94,7 +94,7 @@ class _Marked:
         sources = {i.id for i in self._instructions if i.opcode in _STRUCTURE}
         for instruction in reversed(self._instructions):
             if self._is_hole(instruction):
-                read = users[instruction.id]
+                read = self._list_readers(instruction, users)
                 if read and all(user.id in self.ids for user in read):
                     self.ids.add(instruction.id)
         for instruction in self._instructions:
@@ -104,6 +104,14 @@ class _Marked:
             between = operands and all(o in self.ids for o in operands)
             if between and any(user.id in self.ids for user in users[instruction.id]):
                 self.ids.add(instruction.id)
+
+    def _list_readers(self, instruction: Any, users: Mapping[int, list[Any]]) -> list[Any]:
+        """What reads an instruction's results."""
+        found: list[Any] = []
+        for user in users[instruction.id]:
+            is_part = user.opcode == b"get-tuple-element"
+            found += self._list_readers(user, users) if is_part else [user]
+        return found
 
     def _is_hole(self, instruction: Any) -> bool:
         return instruction.id not in self.ids and instruction.opcode in _FILLED

@@ -29,7 +29,7 @@ LONGEST_WAIT_S = 300.0
 
 
 def key_of(
-    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool, code: str
+    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool | float, code: str
 ) -> str | None:
     """Hash of all that decides the program; None where something else does.
 

@@ -22,6 +22,7 @@ from astitch.hlo_import import read_part
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
 from astitch.show.compilation import Body, Compilation
+from astitch.show.share import list_regions
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
 
@@ -48,9 +49,13 @@ def stitch_bodies(
     for step in compilation.program.steps:
         if not isinstance(step, FallbackStep):
             continue
-        for node in read_part(step.hlo):
-            for region in stitched_regions(node):
+        graph = read_part(step.hlo)
+        for node in graph:
+            for region, times in list_regions(graph, node):
                 if region in bodies:
+                    runs = bodies[region].runs
+                    runs = {**runs, node.name: runs.get(node.name, 0.0) + times}
+                    bodies[region] = replace(bodies[region], runs=runs)
                     continue
                 name = f"{path}body_{len(bodies)}_"
                 rules = RegionRules(name, find_updates, leave_region)
@@ -65,7 +70,7 @@ def stitch_bodies(
                         faults.note(error, stage="compile", subject=where, cost="XLA computes it")
                     continue
                 inner = stitch_bodies(inner, name, tune=tune, faults=faults)
-                bodies[region] = Body(node.name, node.op, region, inner)
+                bodies[region] = Body(node.name, node.op, region, inner, {node.name: times})
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))
 

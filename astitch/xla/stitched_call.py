@@ -20,6 +20,7 @@ from astitch.hlo.stablehlo import hlo_of, to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import default_gpu
 from astitch.show.compilation import Compilation
+from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
 from astitch.system.forks import ForkLock, cached_property
 from astitch.toolchain.driver_assembly import assemble_in_background
@@ -57,7 +58,7 @@ class Stitched:
         donated: Sequence[bool],
         gpu: Gpu,
         tune: bool | None,
-        strict: bool,
+        strict: bool | float,
     ) -> None:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
         self.donated = tuple(donated)
@@ -123,12 +124,13 @@ class Stitched:
                         self.gpu,
                         self.donated,
                         tune=tune,
-                        strict=self._strict,
+                        strict=is_whole(self._strict),
                         code=self._code,
                         on_scopes=begin_to_tune,
                         hand_out=assemble,
                     )
                     trace_compilation(self.hlo, compilation)
+                    refuse_less(compilation, least_share(self._strict))
                     self._made = compilation, to_stablehlo(module)
                     report_faults(
                         self.graph.name,
@@ -137,6 +139,7 @@ class Stitched:
                         compilation.faults,
                         inside_xla=True,
                     )
+                    warn_of_little(self.graph.name, compilation)
         return self._made
 
     def leave(self, error: Exception) -> None:

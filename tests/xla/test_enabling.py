@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import astitch
 from astitch.api import enabling, transformation
 from astitch.errors import InvalidOption, UnsupportedOp
 from astitch.faults import FaultWarning
+from astitch.show.share import LittleStitchedWarning
 from astitch.xla import kept_stitchings
 from astitch.xla.module_cache import cache_at
 
@@ -202,8 +204,31 @@ def test_the_report_has_each_program() -> None:
     report = astitch.report()
     assert [entry.kernels for entry in report.programs] == [1]
     assert "jit_layer_norm: 1 kernels" in str(report)
+    assert "s): 100 % of the projected memory-intensive time (" in str(report)
     assert "1 left to XLA: nothing in it is worth a kernel" in str(report)
     assert "row" in report.programs[0].explain()
+
+
+def mostly_sorted(x: Any) -> Any:
+    from jax import lax, nn
+
+    return lax.sort(lax.sort(x, dimension=1) + nn.softmax(x[:8]).sum(), dimension=0)
+
+
+def test_little_that_is_stitched_is_said_and_strict_takes_a_share() -> None:
+    with astitch.enabled():
+        with pytest.warns(LittleStitchedWarning, match="jit_mostly_sorted: .* of the projected"):
+            assert count(mostly_sorted, (4096, 4096)) >= 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LittleStitchedWarning)
+            assert count(mostly_sorted, (4096, 2048)) >= 1
+    with astitch.enabled(strict=0.9):
+        with pytest.raises(UnsupportedOp, match="strict=0.9 was asked for"):
+            count(mostly_sorted, (4096, 1024))
+        assert count(layer_norm) == 1
+        assert count(lambda x: x + 1, (64, 512)) == 0
+    with pytest.raises(InvalidOption, match="share of the memory"):
+        astitch.enable(strict=1.5)
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------
@@ -418,6 +443,7 @@ def test_a_later_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert texts[0] == texts[1] and len(texts[0]) == 1
         before, after = astitch.report().programs
         assert (before.kernels, before.reason) == (after.kernels, after.reason) == (1, "")
+        assert before.share == after.share != ""
         assert "row" in before.explain() and "another process planned" in after.explain()
         # What decides the kernels is part of the key.
         with astitch.enabled(gpu="a100"), pytest.warns(FaultWarning, match="planned again"):

@@ -12,6 +12,7 @@ import pytest
 from astitch.device.gpu import preset
 from astitch.hlo.stablehlo import hlo_of
 from astitch.show.compilation import Compilation
+from astitch.show.share import Share
 from astitch.xla import kept_stitchings
 from astitch.xla.hook import Stitching, read_module
 from astitch.xla.kept_stitchings import Made, key_of, pack, take_or_make, unpack
@@ -66,6 +67,14 @@ def test_what_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_of(module_of(double, X), H100, **SAME) is None
 
 
+def empty_compilation() -> Compilation:
+    """One without faults, of which nothing else is known."""
+    compilation = object.__new__(Compilation)
+    object.__setattr__(compilation, "faults", ())
+    object.__setattr__(compilation, "share", Share(1, 5.0, ()))
+    return compilation
+
+
 def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -78,8 +87,7 @@ def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
     def make() -> Stitching:
         nonlocal made
         made += 1
-        compilation = object.__new__(Compilation)
-        object.__setattr__(compilation, "faults", ())
+        compilation = empty_compilation()
         return Stitching(compilation, stitched, 2)
 
     assert take_or_make(module, "key", make).compilation is not None
@@ -87,6 +95,7 @@ def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
     kept = take_or_make(module, "key", make)
     assert made == 1 and kept.module is not None and kept.compilation is None
     assert read_module(kept.module).id == 8 and kept.kernels == 2
+    assert kept.share.startswith("100 % of the projected")
     take_or_make(module, None, make)
     assert made == 2
 
@@ -94,8 +103,7 @@ def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
 def test_a_damaged_entry_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kept_stitchings, "open_cache", lambda: cache_at(tmp_path))
     module = module_of(double, X)
-    compilation = object.__new__(Compilation)
-    object.__setattr__(compilation, "faults", ())
+    compilation = empty_compilation()
     take_or_make(module, "key", lambda: Stitching(compilation, None, reason="first"))
     (file,) = tmp_path.glob("*.module")
     file.write_bytes(file.read_bytes()[:-3])
