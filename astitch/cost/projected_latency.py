@@ -21,6 +21,7 @@ from astitch.cost.workload import (
     LoopWork,
     Workload,
     count_workload,
+    distinct_bytes,
 )
 from astitch.device.gpu import Gpu
 from astitch.kernel import kernel_ir as k
@@ -79,6 +80,23 @@ SPILL_CYCLES = 12.0
 
 KEPT_BY_L2 = 0.43
 """The L2 keeps its data until other data of this share of its size has passed through it."""
+
+
+PARTIAL_SHARE = 0.5
+"""Sectors of which a warp wants no more than this share, one in each line, are partial ones.  Those that lie side by
+side come from the L1, and are put together on their way to the L2."""
+
+PARTIAL_READ = 1.4
+"""A partial sector takes so many times as long to read.  On an H100 7.4 to 8 ps, for a 16th to a 4th of it, where 5.3
+are counted."""
+
+PARTIAL_WRITE, PARTIAL_WRITE_POWER = 6.75, 0.3
+"""To write a partial sector takes so many times as long, times its share to this power: the L2 puts its parts together,
+and where they come late DRAM is read and written for it.  On an H100 the sectors take 15 to 21 ps for a 16th, 16 to 24
+for an 8th, 19 to 38 for a 4th, 26 to 36 for half of each."""
+
+LONE_SECTOR_WRITE = 1.28
+"""DRAM takes so many times as long for sectors that are written one in each line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,15 @@ class Projection:
         return "\n".join(lines)
 
 
+def sector_price(access: Access) -> float:
+    """How many times longer its sectors take in the L2 than sectors that a warp wants all of."""
+    if access.sector_share > PARTIAL_SHARE or not access.lone_sectors:
+        return 1.0
+    if not access.write:
+        return PARTIAL_READ
+    return PARTIAL_WRITE * math.pow(access.sector_share, PARTIAL_WRITE_POWER)
+
+
 def _blend(times: Sequence[float], order: float) -> float:
     longest = max(times)
     if longest <= 0:
@@ -209,13 +236,13 @@ class _Projector:
 
     @staticmethod
     def unique_by_array(accesses: tuple[Access, ...] | list[Access]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        found: dict[str, list[Access]] = {}
         for access in accesses:
-            found[access.array] = max(found.get(access.array, 0.0), access.unique_bytes)
-        return found
+            found.setdefault(access.array, []).append(access)
+        return {array: distinct_bytes(each) for array, each in found.items()}
 
     def traffic(self, section: int, seen: dict[str, int]) -> tuple[float, float, float]:
-        """(bytes read from DRAM, written to it, bytes of the L2) of a loop.
+        """(bytes read from DRAM, written to it, bytes of the L2) of a loop; bytes at a lower speed count as more.
 
         seen: the loop in which each array was touched last.
         """
@@ -224,15 +251,17 @@ class _Projector:
         mine = [a for a in self.work.accesses if a.section == section]
         # What passes through the L2 until a task reads something again: all that resident tasks read.
         tile = sum({a.array: a.task_bytes for a in mine if not a.write}.values()) * self.resident
-        touched: dict[tuple[str, bool], float] = {}
+        touched: dict[tuple[str, bool], list[Access]] = {}
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
                 sectors = min(sectors, access.range_bytes * gpu.sms)
-            l2 += sectors
+            l2 += sectors * sector_price(access)
             key = (access.array, access.write)
-            again = min(access.unique_bytes, touched.get(key, 0.0))  # in the same task
-            missed = access.unique_bytes - again
+            before = touched.setdefault(key, [])
+            new = distinct_bytes([*before, access]) - distinct_bytes(before)
+            missed = min(max(new, 0.0), access.unique_bytes)
+            again = access.unique_bytes - missed  # in the same task
             if not access.write and access.array in seen:
                 since = sum(self.footprints[seen[access.array] : section])
                 lost = lost_backward if access.backward else miss_share
@@ -240,9 +269,9 @@ class _Projector:
             else:
                 missed *= self.cold
             missed += again * miss_share(tile, gpu.l2_bytes)
-            touched[key] = max(touched.get(key, 0.0), access.unique_bytes)
+            before.append(access)
             if access.write:
-                written += missed
+                written += missed * (LONE_SECTOR_WRITE if access.lone_sectors else 1.0)
             else:
                 read += missed
         for access in mine:

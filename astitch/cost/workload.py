@@ -43,8 +43,10 @@ class Access:
     """All executions of one load or store statement, over the whole kernel.
 
     level: number of global barriers before it.  bytes: asked for by threads.  sector_bytes: 32 for each sector that a
-    warp touches.  wavefronts: cycles of the load/store unit.  range_bytes: extent of the addresses, so that no more
-    than that is different memory.  task_bytes: different memory in one task of one block.
+    warp touches.  sector_share: the part of those that the warp wants, or its block by and by.  lone_sectors: does that
+    touch one in each line?
+    wavefronts: cycles of the load/store unit.  start: the first byte.  range_bytes: extent of the addresses, so that no
+    more than that is different memory.  task_bytes: different memory in one task of one block.
     backward: by a loop that runs from the end of the array.  in_task: not outside of the task loop, where every block
     executes it once.
     """
@@ -55,7 +57,10 @@ class Access:
     write: bool
     bytes: float
     sector_bytes: float
+    sector_share: float
+    lone_sectors: bool
     wavefronts: float
+    start: float
     range_bytes: float
     task_bytes: float
     vector_bytes: int
@@ -65,6 +70,18 @@ class Access:
     @property
     def unique_bytes(self) -> float:
         return min(self.bytes, self.range_bytes)
+
+
+def distinct_bytes(accesses: Iterable[Access]) -> float:
+    """How much different memory accesses to one array touch: those that start apart touch parts of their own, as far as
+    all of them fit their range."""
+    of_start: dict[float, float] = {}
+    low, high = math.inf, -math.inf
+    for access in accesses:
+        at = access.start // SECTOR_BYTES
+        of_start[at] = max(of_start.get(at, 0.0), access.unique_bytes)
+        low, high = min(low, access.start), max(high, access.start + access.range_bytes)
+    return min(sum(of_start.values()), high - low) if of_start else 0.0
 
 
 @dataclass
@@ -311,13 +328,17 @@ class Counter:
         if width > 1:
             sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
         lines = len({element * size // LINE_BYTES for element in address[0].tolist()})
+        all_lines = len({element * size // LINE_BYTES for element in at})
         threads = self.block * (self.loop.tasks if self.in_task else self.kernel.grid)
         asked = frame.threads * threads * size * width
         requests = frame.trips * threads / WARP
         low, high = self.warp.bounds(position, self.warp.spans)
-        span = (high - low + width) * size
+        start, span = low * size, (high - low + width) * size
         low, high = self.warp.bounds(position, self.warp.still)
-        in_task = min((high - low + width) * size, frame.threads * self.block * size * width)
+        task_range, wanted = (high - low + width) * size, frame.threads * self.block * size * width
+        in_task = min(task_range, wanted)
+        # Other accesses of the task soon want the rest of the sectors: the L1 and the L2 put them together.
+        filled = task_range <= 2 * wanted
         cycles = max(lines, min(WARP, self.block) * size * width / LINE_BYTES) if len(at) > 1 else 1
         self.accesses.append(
             Access(
@@ -327,7 +348,10 @@ class Counter:
                 write,
                 asked,
                 sectors * SECTOR_BYTES * requests / scalar_lanes,
+                1.0 if filled else min(len(at) * size * width / (sectors * SECTOR_BYTES), 1.0),
+                sectors == all_lines > 1 and not filled,
                 cycles * requests,
+                start,
                 span,
                 in_task,
                 size * width,

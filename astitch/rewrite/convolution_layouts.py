@@ -27,7 +27,7 @@ from astitch.graph.ir import (
     WindowDimension,
 )
 from astitch.rewrite.draft import Draft, Log
-from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.simplify import find_arranged_rules, rewrite_graph
 
 HOPPER = 90
 """The compute capability from which XLA convolves f32, and in one dimension, with channels last."""
@@ -55,7 +55,7 @@ def arrange_convolutions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Grap
         heard("arrange_convolution", node.name)
         return _put_arranged(draft, node, attrs, orders)
 
-    return rewrite_graph(graph, heard, arrange)
+    return rewrite_graph(graph, heard, arrange, rules=find_arranged_rules)
 
 
 def _has_channels_last(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType], gpu: Gpu) -> bool:

@@ -25,6 +25,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
 from astitch.rewrite.draft import Draft, Log, is_run
+from astitch.rewrite.orientation import orient_products
 from astitch.rewrite.simplify import rewrite_graph
 
 MERGED_BYTES = 32 << 20
@@ -33,13 +34,14 @@ MERGED_BYTES = 32 << 20
 
 
 def arrange_products(graph: Graph, log: Log | None = None) -> Graph:
-    """The same function; `log` hears of every product that is merged with others or gets a transposed operand.
+    """The same function; `log` hears of every product that is merged with others, gets a transposed operand or is
+    turned.
 
     graph: simplified.
     """
     heard: Log = log or (lambda rule, node: None)
     merged = _merge(graph, _find_shared(graph), heard)
-    return _transpose_operands(merged, heard)
+    return orient_products(_transpose_operands(merged, heard), heard)
 
 
 # ---- products that share an operand ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.rewrite.control_rules import choose_known_result, project_known_result
-from astitch.rewrite.draft import Draft, Log, Rule
+from astitch.rewrite.draft import Draft, Log, Rule, Rules
 from astitch.rewrite.elementwise_rules import (
     cancel_involution,
     choose_branch,
@@ -107,9 +107,9 @@ def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
     return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
 
 
-def start_draft(graph: Graph, log: Log) -> Draft:
-    """A graph in the making that takes nodes in the simplest form by the rules below."""
-    return Draft(graph, log, find_rules)
+def start_draft(graph: Graph, log: Log, rules: Rules | None = None) -> Draft:
+    """A graph in the making that takes nodes in the simplest form by the rules below, or by others."""
+    return Draft(graph, log, rules or find_rules)
 
 
 Change = Callable[[Node, "Draft", Mapping[str, str]], str | None]
@@ -117,13 +117,18 @@ Change = Callable[[Node, "Draft", Mapping[str, str]], str | None]
 
 
 def rewrite_graph(
-    graph: Graph, log: Log, change: Change, order: Iterable[Node] | None = None
+    graph: Graph,
+    log: Log,
+    change: Change,
+    order: Iterable[Node] | None = None,
+    rules: Rules | None = None,
 ) -> Graph:
     """The graph with what `change` makes of each node, in simplest form; dead nodes are gone.
 
-    order: of the graph's nodes, operands first; the graph's own where it is None.
+    order: of the graph's nodes, operands first; the graph's own where it is None.  rules: by which nodes get their
+    simplest form; those of simplify where it is None.
     """
-    draft = start_draft(graph, log)
+    draft = start_draft(graph, log, rules)
     values: dict[str, str] = {}
     for node in graph if order is None else order:
         moved = node.read(tuple([values[o] for o in node.operands]))
@@ -220,3 +225,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {op: _rules_of(op) for op in OPS}
 
 def find_rules(op: str) -> tuple[Rule, ...]:
     return RULES.get(op, _NO_RULES)
+
+
+_ARRANGED: Mapping[str, tuple[Rule, ...]] = {**RULES, "dot": ()}
+
+
+def find_arranged_rules(op: str) -> tuple[Rule, ...]:
+    """The rules once products are arranged: in which order a product reads its operands is decided."""
+    return _ARRANGED.get(op, _NO_RULES)

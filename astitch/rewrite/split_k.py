@@ -15,7 +15,7 @@ from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, S
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.rewrite.draft import Draft, Log, is_run
-from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.simplify import find_arranged_rules, rewrite_graph
 
 TILE = 128
 """Rows and columns of a result that one multiprocessor computes at a time."""
@@ -59,7 +59,7 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
         heard("split_product", node.name)
         return _put_sum(draft, node, parts[node.name])
 
-    return rewrite_graph(graph, heard, split)
+    return rewrite_graph(graph, heard, split, rules=find_arranged_rules)
 
 
 def _count_parts(graph: Graph, node: Node, sms: int) -> int:
