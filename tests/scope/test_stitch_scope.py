@@ -149,7 +149,7 @@ def sorted_graph() -> Graph:
 def complex_graph() -> Graph:
     g = GraphBuilder()
     x = g.parameter("c64[16]", "x")
-    return g.build(g.same("add", x, x, name="y"))
+    return g.build(g.same("floor", x, name="y"))
 
 
 def nested_region_graph() -> Graph:
