@@ -110,6 +110,36 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     return Node(node.name, "select", node.type, (hit, value, x), op_name=node.op_name)
 
 
+def insert_unit_windows(node: Node, draft: Draft) -> Node | str | None:
+    """scatter(x, indices, u) with windows of one element along an indexed dimension -> that dimension is inserted
+
+    So JAX writes a scatter of rows; XLA's simplifier keeps the dimension of 1 in the updates.  Not in simplify: where
+    a gradient of pooling is recognised (restore_pooling.py), it has XLA's form.
+    """
+    a = node.attrs
+    if not isinstance(a, ScatterAttrs) or len(node.operands) != 3:
+        return None
+    updates, kept = draft[node.operands[2]], (*a.inserted_window_dims, *a.input_batching_dims)
+    windows = [d for d in range(len(node.shape)) if d not in kept]
+    gone = {
+        u: d
+        for u, d in zip(sorted(a.update_window_dims), windows, strict=True)
+        if updates.shape[u] == 1 and d in a.scatter_dims_to_operand_dims
+    }
+    if not gone:
+        return None
+    shape = tuple(n for u, n in enumerate(updates.shape) if u not in gone)
+    rows = draft.add(node, "reshape", ArrayType(updates.dtype, shape), (updates.name,))
+    attrs = replace(
+        a,
+        update_window_dims=tuple(
+            u - sum(g < u for g in gone) for u in sorted(a.update_window_dims) if u not in gone
+        ),
+        inserted_window_dims=tuple(sorted((*a.inserted_window_dims, *gone.values()))),
+    )
+    return replace(node, operands=(*node.operands[:2], rows), attrs=attrs)
+
+
 def scatter_apart(node: Node, draft: Draft) -> Node | str | None:
     """get-tuple-element(scatter(x.., indices, u..), k) -> scatter(x_k, indices, u_k)
 
@@ -508,7 +538,7 @@ Rule = Callable[[Node, Draft], Node | str | None]
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "get-tuple-element": (draw_bits, scatter_apart),
-    "scatter": (place_scatter_elementwise,),
+    "scatter": (insert_unit_windows, place_scatter_elementwise),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
     "select-and-scatter": (add_where_selected,),
 }

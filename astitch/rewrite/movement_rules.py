@@ -19,7 +19,6 @@ from astitch.graph.ir import (
     Literal,
     Node,
     PadAttrs,
-    ScatterAttrs,
     SliceAttrs,
     TransposeAttrs,
 )
@@ -289,32 +288,3 @@ def drop_full_update(node: Node, draft: Draft) -> Node | str | None:
     if draft[update].array.size == 0:
         return x
     return update if draft[update].type == node.type else None
-
-
-def insert_unit_windows(node: Node, draft: Draft) -> Node | str | None:
-    """scatter(x, indices, u) with windows of one element along an indexed dimension -> that dimension is inserted
-
-    So JAX writes a scatter of rows; XLA's simplifier keeps the dimension of 1 in the updates.
-    """
-    a = node.attrs
-    if not isinstance(a, ScatterAttrs) or len(node.operands) != 3:
-        return None
-    updates, kept = draft[node.operands[2]], (*a.inserted_window_dims, *a.input_batching_dims)
-    windows = [d for d in range(len(node.shape)) if d not in kept]
-    gone = {
-        u: d
-        for u, d in zip(sorted(a.update_window_dims), windows, strict=True)
-        if updates.shape[u] == 1 and d in a.scatter_dims_to_operand_dims
-    }
-    if not gone:
-        return None
-    shape = tuple(n for u, n in enumerate(updates.shape) if u not in gone)
-    rows = draft.add(node, "reshape", ArrayType(updates.dtype, shape), (updates.name,))
-    attrs = replace(
-        a,
-        update_window_dims=tuple(
-            u - sum(g < u for g in gone) for u in sorted(a.update_window_dims) if u not in gone
-        ),
-        inserted_window_dims=tuple(sorted((*a.inserted_window_dims, *gone.values()))),
-    )
-    return replace(node, operands=(*node.operands[:2], rows), attrs=attrs)

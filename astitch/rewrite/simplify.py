@@ -46,7 +46,6 @@ from astitch.rewrite.movement_rules import (
     drop_identity_broadcast,
     drop_trivial_reverse,
     drop_trivial_transpose,
-    insert_unit_windows,
     merge_broadcasts,
     merge_reshapes,
     merge_reverses,
@@ -191,7 +190,6 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "reverse": (drop_trivial_reverse, merge_reverses),
     "dynamic-slice": (slice_statically,),
     "dynamic-update-slice": (drop_full_update,),
-    "scatter": (insert_unit_windows,),
     "reduce": (
         start_empty_reduce,
         drop_trivial_reduce,
