@@ -14,10 +14,10 @@ cut further: the ops of one are awaited by the same collectives.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from astitch.graph.collectives import communicates, find_awaited
+from astitch.graph.collectives import communicates, find_awaited, find_combined
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import (
     Graph,
@@ -28,6 +28,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
 from astitch.rewrite.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
+from astitch.rewrite.cut_stages import cut_stages
 from astitch.rewrite.recompute import Recomputed, Staged
 
 
@@ -119,12 +120,31 @@ def _needed_stage(stage: int, is_outside: bool) -> int:
     return stage - 1 if is_outside else stage
 
 
+def _keeps_more(
+    graph: Graph, stage: Mapping[str, int], outside: Collection[str], node: Node
+) -> bool:
+    """Does an op that moves to a later stage keep more bytes until then than it hands on?
+
+    These are operands that nobody else reads any more.
+    """
+    kept = 0
+    for operand in dict.fromkeys(node.operands):
+        base = graph[stored_value(graph, operand)]
+        if base.is_parameter or base.is_constant or is_embedded(graph, operand):
+            continue
+        readers = (u for u in graph.users[operand] if u != node.name)
+        if all(_needed_stage(stage[u], u in outside) <= stage[node.name] for u in readers):
+            kept += array_of(graph[operand]).bytes
+    return kept > array_of(node).bytes
+
+
 def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
     """Earliest stages, then ops are moved to their first reader's stage where that saves traffic."""
     earliest = _earliest_stages(graph, outside)
     stage = dict(earliest)
     last = max(stage.values(), default=0)
     outputs = set(graph.outputs)
+    beside = any(map(communicates, graph))
 
     def in_memory(name: str) -> bool:
         """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
@@ -150,6 +170,8 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
         latest = min((_needed_stage(stage[u], u in outside) for u in users), default=last)
         if latest <= stage[name]:
             continue
+        if beside and _keeps_more(graph, stage, outside, node):
+            continue
         stored = [o for o in dict.fromkeys(node.operands) if not in_memory(o)]
         # Moving `name` later stores those operands instead of `name` itself (which an output keeps anyway),
         # unless they have an earlier reader and are stored, or move along because this is their only reader.
@@ -174,32 +196,6 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
                 if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION:
                     stage[n] = together
     return stage
-
-
-def _cut_stages(
-    graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]
-) -> Mapping[str, int]:
-    """Stages whose ops are awaited by the same collectives each, in the order of the given ones.
-
-    Within a stage the ops come first that more collectives wait for: an op is awaited by whatever awaits its readers.
-    Ops outside stay in front of what kernels compute in their stage.  Without collectives nothing changes.
-    """
-    if not any(map(communicates, graph)):
-        return stage
-    awaited = find_awaited(graph)
-    for node in graph:
-        if OPS[node.op].kind is Kind.PROJECTION:  # it is there as soon as what it belongs to
-            awaited[node.name] = awaited[node.operands[0]]
-
-    def place(name: str) -> tuple[int, int, int]:
-        if name in outside or OPS[graph[name].op].kind is Kind.SOURCE:
-            return stage[name], 0, 0
-        mask = awaited[name]
-        return stage[name], len(graph) - mask.bit_count(), mask
-
-    places = {name: place(name) for name in graph.nodes}
-    numbers = {found: number for number, found in enumerate(sorted(set(places.values())))}
-    return {name: numbers[found] for name, found in places.items()}
 
 
 class _Blockers:
@@ -265,7 +261,7 @@ class _Awaited:
     """Finds which collectives wait for an op."""
 
     def __init__(self, graph: Graph) -> None:
-        self.collectives = [node.name for node in graph if communicates(node)]
+        self.collectives = [group[0] for group in find_combined(graph)]
         self.masks = find_awaited(graph) if self.collectives else {}
 
     def find(self, producer: str, consumer: str) -> str:
@@ -315,7 +311,7 @@ def choose_stages(left: Left) -> Staged:
         if reason is not None:
             outside[node.name] = reason
     uncut = _choose_stages(graph, outside)
-    stage = _cut_stages(graph, uncut, outside)
+    stage = cut_stages(graph, uncut, outside)
     wholes = {stage[name]: uncut[name] for name in graph.nodes} if stage is not uncut else {}
     return Staged(graph, stage, outside, held, uncut=wholes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
@@ -22,9 +22,68 @@ def communicates(node: Node) -> bool:
     return any(communicates(inner) for region in node.regions for inner in region)
 
 
+COMBINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+"""Collectives of which XLA's combiners make one."""
+
+COMBINED_BYTES = 30 << 20
+"""The most bytes of results that XLA combines by default (xla_gpu_all_reduce_combine_threshold_bytes and its like)."""
+
+
+def find_combined(graph: Graph) -> list[list[str]]:
+    """The collectives, as XLA's combiners will put them together: each by its name, in groups of one and more.
+
+    As in XLA (collective_combiner_utils.h): the first of a kind and those that follow, up to one that waits for one of
+    them, or that makes the group too large.
+    """
+    names = [node.name for node in graph if communicates(node)]
+    before = _find_before(graph, names)
+    waiting = {name: kin for name in names if (kin := _kin(graph[name]))}
+    groups = [[name] for name in names if name not in waiting]
+    while waiting:
+        first = next(iter(waiting))
+        group, mask, size = [first], 1 << names.index(first), _bytes(graph[first])
+        for name, kin in waiting.items():
+            if name == first or kin != waiting[first] or _bytes(graph[name]) > COMBINED_BYTES:
+                continue
+            size += _bytes(graph[name])
+            if before[name] & mask or size > COMBINED_BYTES:
+                break
+            group.append(name)
+            mask |= 1 << names.index(name)
+        waiting = {name: kin for name, kin in waiting.items() if name not in group}
+        groups.append(group)
+    return groups
+
+
+def _find_before(graph: Graph, names: Sequence[str]) -> dict[str, int]:
+    """For each op the collectives that it waits for: an int with a bit for each of the names."""
+    bits = {name: 1 << number for number, name in enumerate(names)}
+    before: dict[str, int] = {}
+    for node in graph:
+        found = 0
+        for operand in node.operands:
+            found |= before[operand] | bits.get(operand, 0)
+        before[node.name] = found
+    return before
+
+
+def _kin(node: Node) -> str:
+    """XLA combines no collective of several arrays."""
+    if not isinstance(node.attrs, OpaqueAttrs) or not isinstance(node.type, ArrayType):
+        return ""
+    return node.attrs.kin
+
+
+def _bytes(node: Node) -> int:
+    """Of a collective that XLA may combine."""
+    assert isinstance(node.type, ArrayType)
+    return node.type.bytes
+
+
 def find_awaited(graph: Graph) -> dict[str, int]:
-    """For each op the collectives that wait for it: an int with a bit for each, in the order of the graph."""
-    bits = {n.name: 1 << i for i, n in enumerate(filter(communicates, graph))}
+    """For each op the collectives that wait for it: an int with a bit for each group of find_combined."""
+    groups = find_combined(graph)
+    bits = {name: 1 << number for number, group in enumerate(groups) for name in group}
     awaited: dict[str, int] = {}
     for node in reversed(list(graph)):
         found = 0

@@ -500,6 +500,7 @@ class OpaqueAttrs:
     has_effect: it speaks to the host or to other devices, so that nobody may leave it out, repeat it or merge it.
     communicates: one of the computations exchanges data with other devices.
     waits: so many of the node's last operands are no operands of the instruction, which only runs after them.
+    kin: XLA may make one collective of those that have the same text here; "": of this one and another never.
     """
 
     opcode: str
@@ -510,6 +511,7 @@ class OpaqueAttrs:
     has_effect: bool = False
     communicates: bool = field(default=False, repr=False)
     waits: int = 0
+    kin: str = field(default="", repr=False)
 
 
 Attrs = (

@@ -17,8 +17,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from astitch.errors import MalformedHlo, UnsupportedOp
-from astitch.graph.collectives import COLLECTIVES
+from astitch.graph.collectives import COLLECTIVES, COMBINED
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
@@ -129,11 +131,46 @@ def carry_instruction(
         is_ordered or any(map(_may_have_effect, inside)),
         any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
         waits,
+        find_kin(kept, list(found.values())),
     )
     if origin is not Origin.COMPILER:
         trusted = origin is Origin.PROCESS
         _refuse_what_xla_does_not_take(attrs, operand_shapes, where, trusted=trusted)
     return attrs
+
+
+_CHANNEL_ID = 26
+"""The field of HloInstructionProto by which each collective has a number of its own."""
+
+
+def find_kin(instruction: Any, called: Sequence[Any]) -> str:
+    """What two collectives must have in common so that XLA's combiners make one of them; "" for other instructions.
+
+    These are opcode, element type, reduction and the groups of devices.  instruction: stripped.  called: the
+    computations that it calls.  Fields without a name in hlo/schema.py say which devices take part.
+    """
+    opcode = decode(instruction.opcode)
+    if opcode not in COMBINED or schema.ELEMENT_TYPES.get(instruction.shape.element_type) is None:
+        return ""
+    reductions = [[decode(i.opcode) for i in computation.instructions] for computation in called]
+    if any(len(opcodes) != _LEAST_REDUCTION for opcodes in reductions):
+        return ""
+    fields = sorted(
+        (u.field_number, "" if u.field_number == _CHANNEL_ID else repr(_plain(u.data)))
+        for u in UnknownFieldSet(instruction)
+    )
+    return repr((opcode, instruction.shape.element_type, reductions, fields))
+
+
+_LEAST_REDUCTION = 3
+"""Two parameters and an op: XLA combines no other reductions."""
+
+
+def _plain(data: Any) -> Any:
+    """A field's value; of a group of fields their values."""
+    if isinstance(data, UnknownFieldSet):
+        return [(u.field_number, _plain(u.data)) for u in data]
+    return data
 
 
 def _may_have_effect(instruction: Any) -> bool:

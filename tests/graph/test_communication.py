@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from astitch.graph.collectives import find_joined
+from astitch.graph.collectives import COMBINED_BYTES, find_awaited, find_combined, find_joined
 from astitch.graph.ir import OpaqueAttrs
 from tests.graphs import GraphBuilder
 
 
-def exchange(g: GraphBuilder, opcode: str, value: str, name: str) -> str:
-    attrs = OpaqueAttrs(opcode, "", b"", (None,), has_effect=True)
+def exchange(g: GraphBuilder, opcode: str, value: str, name: str, kin: str = "") -> str:
+    attrs = OpaqueAttrs(opcode, "", b"", (None,), has_effect=True, kin=kin)
     return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
 
 
@@ -71,3 +71,36 @@ def test_without_collectives_nothing_is_left():
     x = g.parameter("f32[8]")
     total = g.op("add", "f32[8]", x, g.splat(1, "f32[8]"))
     assert find_joined(g.build(total)) == {}
+
+
+def test_collectives_that_do_not_wait_for_each_other_are_combined():
+    g = GraphBuilder()
+    one, other, last = (g.parameter("f32[8]") for _ in range(3))
+    for name, value, kin in (("a", one, "f32"), ("b", other, "max"), ("c", last, "f32")):
+        exchange(g, "all-reduce", value, name, kin)
+    exchange(g, "all-reduce", one, "d")
+    graph = g.build("a", "b", "c", "d")
+    assert sorted(find_combined(graph)) == [["a", "c"], ["b"], ["d"]]
+    awaited = find_awaited(graph)
+    assert awaited[one] & awaited[last] and not awaited[one] & awaited[other]
+
+
+def test_what_waits_for_one_of_the_group_begins_another():
+    g = GraphBuilder()
+    a = exchange(g, "all-reduce", g.parameter("f32[8]"), "a", "f32")
+    b = exchange(g, "all-reduce", g.op("tanh", "f32[8]", a), "b", "f32")
+    c = exchange(g, "all-reduce", g.parameter("f32[8]"), "c", "f32")
+    assert find_combined(g.build(b, c)) == [["a"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("large", [COMBINED_BYTES // 4, COMBINED_BYTES // 4 + 1])
+def test_a_group_sends_no_more_than_xla_combines(large):
+    g = GraphBuilder()
+    for name, size in (("a", 1), ("b", large), ("c", COMBINED_BYTES // 4 - 1), ("d", 1)):
+        exchange(g, "all-reduce", g.parameter(f"f32[{size}]"), name, "f32")
+    groups = find_combined(g.build("a", "b", "c", "d"))
+    # "b" is too large for any other, or alone with "a" above the limit.
+    wanted = (
+        [["a"], ["b"], ["c", "d"]] if large * 4 <= COMBINED_BYTES else [["b"], ["a", "c"], ["d"]]
+    )
+    assert sorted(groups) == sorted(wanted)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from astitch.graph.collectives import communicates
+from astitch.device.gpu import preset
+from astitch.graph.collectives import communicates, find_combined
 from astitch.graph.ir import CustomCallAttrs
 from astitch.hlo_import import import_from_compiler
 from astitch.xla.hook import read_module
 from astitch.xla.write_module import TARGET
-from tests.ahead_of_time import Seen, compile_ahead, devices, hooked, needs_hook
-from tests.exchanges import count_exchanges
+from tests.ahead_of_time import GPU, Seen, compile_ahead, devices, hooked, needs_hook
+from tests.exchanges import count_exchanges, read_exchanges, sum_hidden
 from tests.simulated_devices import run_on_devices, stitch_for_emulation
 
 pytestmark = needs_hook
@@ -81,27 +82,44 @@ def compile_both(count: int, sharding: str) -> tuple[Any, Any, Seen]:
     return plain, stitched, seen
 
 
-def list_waits(data: bytes) -> Counter[tuple[str, tuple[int, ...], int, int]]:
-    """Of a module: for each collective what it waits for: parameters, and how many products and collectives."""
+Waits = tuple[tuple[str, ...], tuple[int, ...], int, int, int, int]
+
+
+def list_waits(data: bytes) -> Counter[Waits]:
+    """Of a module: what each collective waits for, and what waits for it.  Those that XLA combines count as one.
+
+    These are the types of its results, the parameters, products and collectives before it, and the products and
+    collectives behind it.
+    """
     graph = import_from_compiler(read_module(data))
+    counted = {n.name for n in graph if n.is_parameter or n.op == "dot" or communicates(n)}
     before: dict[str, frozenset[str]] = {}
-    waits: Counter[tuple[str, tuple[int, ...], int, int]] = Counter()
     for node in graph:
-        found = frozenset[str]().union(*(before[o] for o in node.operands))
-        if communicates(node):
-            numbers = sorted(graph.parameters.index(n) for n in found if graph[n].is_parameter)
-            products = sum(graph[n].op == "dot" for n in found)
-            others = sum(communicates(graph[n]) for n in found)
-            waits[str(node.type), tuple(numbers), products, others] += 1
-        counted = node.is_parameter or node.op == "dot" or communicates(node)
-        before[node.name] = found | {node.name} if counted else found
+        own = {node.name} & counted
+        before[node.name] = own.union(*(before[o] for o in node.operands))
+    behind: dict[str, frozenset[str]] = {}
+    for node in reversed(list(graph)):
+        own = {node.name} & counted
+        behind[node.name] = own.union(*(behind[u] for u in graph.users[node.name]))
+    waits: Counter[Waits] = Counter()
+    for group in find_combined(graph):
+        found = frozenset[str]().union(*(before[name] for name in group)).difference(group)
+        later = frozenset[str]().union(*(behind[name] for name in group)).difference(group)
+        waits[
+            tuple(sorted(str(graph[name].type) for name in group)),
+            tuple(sorted(graph.parameters.index(n) for n in found if graph[n].is_parameter)),
+            sum(graph[n].op == "dot" for n in found),
+            sum(communicates(graph[n]) for n in found),
+            sum(graph[n].op == "dot" for n in later),
+            sum(communicates(graph[n]) for n in later),
+        ] += 1
     return waits
 
 
 CASES = [(1, "data"), *((n, how) for n in (2, 4) for how in ("data", "tensor", "fsdp"))]
 
 
-MOST_MEMORY = {(1, "data"): 1.06, (2, "tensor"): 1.14, (4, "tensor"): 1.22}
+MOST_MEMORY = {(1, "data"): 1.06, (2, "fsdp"): 1.04}
 """Planned memory as a share of the plain program's, where it is above 1.02.
 
 XLA leaves gaps between the arrays of programs that are this small (docs/decisions/0030-communication.md).
@@ -121,6 +139,17 @@ def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
     graph = import_from_compiler(read_module(stitching.module))
     calls = [n.attrs for n in graph if isinstance(n.attrs, CustomCallAttrs)]
     assert all((attrs.latency_ns > 0) == (count > 1) for attrs in calls if attrs.target == TARGET)
+    hidden = sum_hidden(read_exchanges(stitched, preset(GPU)))
+    least = LEAST_HIDDEN.get(sharding, 1) * sum_hidden(read_exchanges(plain, preset(GPU)))
+    assert hidden >= least
+
+
+LEAST_HIDDEN = {"tensor": 0.85}
+"""Projected work beside collectives as a share of the plain program's, where it is below 1.
+
+With tensor sharding XLA has copies of slices there, which kernels do not make, and sums for gain and bias, which a
+kernel computes along with what is sent.
+"""
 
 
 def sum_planned(memory: Any) -> int:
@@ -136,7 +165,7 @@ def test_kernels_compute_on_each_device_what_the_whole_program_computes(sharding
 
     for name, size in (("WIDTH", 64), ("ROWS", 32), ("LAYERS", 1)):
         monkeypatch.setattr(sys.modules[__name__], name, size)
-    given = arguments(4, sharding)
+    given = arguments(8, sharding)
     with hooked(stitches=False) as seen:
         compiled = compile_ahead(step, *given)
     flat, tree = jax.tree.flatten(given)
