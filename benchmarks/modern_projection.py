@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from astitch.compile import compile_hlo
+from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu
 from astitch.errors import AstitchError
 from astitch.hlo.schema import HloModuleProto
@@ -20,7 +21,9 @@ from astitch.profiling.inside_xla import repeat
 from astitch.profiling.report import MEMORY, Kernel
 from astitch.profiling.stitched import describe_program
 from astitch.profiling.xla_kernels import read_xla_kernels
+from astitch.search.plan_scopes import observe_plan
 from astitch.show.compilation import Compilation
+from astitch.toolchain.nvrtc import Resources
 
 
 def describe_launches(
@@ -48,9 +51,19 @@ def describe_launches(
 
 def list_stitched(compilation: Compilation) -> Iterator[Kernel]:
     """astitch's kernels, those of loops and of their bodies among them."""
-    yield from (k for k in describe_program(compilation, None).kernels if k.ours)
+    yield from (k for k in describe_program(compilation, observe(compilation)).kernels if k.ours)
     for body in compilation.bodies:
         yield from list_stitched(body.compilation)
+
+
+def observe(compilation: Compilation) -> dict[str, Resources]:
+    """What the CUDA compiler says of kernels that would spill by estimate; estimates count too many words."""
+    found: dict[str, Resources] = {}
+    for plan in compilation.plans:
+        if project(plan.kernel, compilation.gpu, work=plan.work).spill_bytes:
+            if resources := observe_plan(plan, compilation.gpu):
+                found[plan.kernel.name] = resources
+    return found
 
 
 class Fusions:
@@ -95,7 +108,7 @@ class Fusions:
                 del os.environ["ASTITCH_FAULTS"]
             else:
                 os.environ["ASTITCH_FAULTS"] = before
-        kernels = describe_program(compilation, None).kernels
+        kernels = describe_program(compilation, observe(compilation)).kernels
         if compilation.program.outside or not kernels:
             return None
         times = [kernel.projected_us for kernel in kernels]

@@ -78,6 +78,9 @@ SPILLS_OF_A_WORD = 4
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
+ALL_BUT_LARGEST = 0.9
+"""Loops that need less than this share of the registers of the largest do not spill before it."""
+
 KEPT_BY_L2 = 0.43
 """The L2 keeps its data until other data of this share of its size has passed through it."""
 
@@ -221,6 +224,7 @@ class _Projector:
         # Stores go through it, loads hit it as far as it reaches.
         self.spill_to_l2 = (1 + max(1 - l1_bytes / stacks, 0.0)) / 2 if stacks else 0.0
         self.spill_to_dram = max(1 - gpu.l2_bytes / (stacks * gpu.sms), 0.0) if stacks else 0.0
+        self.spilled_words = self.share_spills()
 
     def count_registers(self) -> tuple[int, int, int]:
         """(registers of a thread, bytes spilled and loaded again, bytes of its stack)."""
@@ -233,6 +237,21 @@ class _Projector:
         most = self.gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
         missing = max(work.needed_registers - most, 0)
         return min(work.registers, most), missing * SPILLS_OF_A_WORD * 4, missing * 4
+
+    def share_spills(self) -> tuple[float, ...]:
+        """Words that a task of each loop stores and loads for want of registers.
+
+        Loops share no registers, so a spilled word belongs to one of them; the compiler does not say to which.
+        """
+        needed = [loop.needed_registers for loop in self.work.loops]
+        free = min(float(self.registers), ALL_BUT_LARGEST * max(needed, default=0.0))
+        missing = [max(words - free, 0.0) for words in needed]
+        total = self.spill_bytes / 4
+        if self.compiled is None:
+            return tuple(
+                total * words / max(missing, default=1.0) if words else 0.0 for words in missing
+            )
+        return tuple(total * words / sum(missing) if words else 0.0 for words in missing)
 
     @staticmethod
     def unique_by_array(accesses: tuple[Access, ...] | list[Access]) -> dict[str, float]:
@@ -320,7 +339,7 @@ class _Projector:
             tasks = self.tasks_by_sm(loop)
             mine = [a for a in self.work.accesses if a.section == section]
             more_read, more_written, more_l2 = self.traffic(section, seen)
-            spilled = self.spill_bytes / 4 * kernel.block  # words of one task
+            spilled = self.spilled_words[section] * kernel.block  # words of one task
             spilled_bytes = spilled * 4 * loop.tasks * self.spill_to_l2
             read += more_read + spilled_bytes / 2 * self.spill_to_dram
             written += more_written + spilled_bytes / 2 * self.spill_to_dram
@@ -382,7 +401,8 @@ class _Projector:
         memory_us += loop.near * NEAR_CYCLES / clock
         # A scheduler issues for all warps of the block in turn.
         issued = sum(loop.mix.values()) * kernel.block / (4 * gpu.warp_size)
-        chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
+        chain = loop.chain_cycles + ISSUE_SHARE * issued
+        chain += self.spilled_words[section] * SPILL_CYCLES
         # A block group waits for its slowest member, with nothing else to do.
         chain_us = chain / clock
         meeting_us = gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.group_blocks

@@ -69,25 +69,30 @@ class Registers:
                     held[turn - first_turn] += self.words[name]
         return max(held)
 
-    def peak_words(self, loads: float) -> float:
+    def peak_words(self, loads: float, first_turn: int | None = None) -> float:
         """Most words of a thread that live at once, up to `loads` of them vectors just loaded.
 
-        What is loaded to be kept lies where it is kept.
+        What is loaded to be kept lies where it is kept.  first_turn: of the section at hand, if only that counts.
         """
-        turns = self.turn + 1
+        names = self.words if first_turn is None else self._used
+        first = first_turn or 0
+        turns = self.turn + 1 - first
         held = [0.0] * turns  # from before a wait until after it
         dying = [0.0] * turns  # those of them that are not needed later
         new = [0.0] * turns
-        for name, words in self.words.items():
+        for name in names:
+            words = self.words.get(name, 0.0)
             born, dies = self.born.get(name, 0), self.dies.get(name, 0)
-            new[born] += words
-            for turn in range(born + 1, min(dies, self.turn) + 1):
-                held[turn] += words
-            if born < dies <= self.turn:
-                dying[dies] += words
+            if born >= first:
+                new[born - first] += words
+            for turn in range(max(born + 1, first), min(dies, self.turn) + 1):
+                held[turn - first] += words
+            if max(born + 1, first) <= dies <= self.turn:
+                dying[dies - first] += words
         peak = 0.0
         for turn in range(turns):
             # New values take the places of those that they are computed from.
-            changing = max(dying[turn], new[turn], min(self.loaded.get(turn, 0.0), loads))
+            loaded = min(self.loaded.get(turn + first, 0.0), loads)
+            changing = max(dying[turn], new[turn], loaded)
             peak = max(peak, held[turn] - dying[turn] + changing)
         return peak

@@ -133,6 +133,8 @@ class Warp:
         for guard in guards:
             if not isinstance(guard, Within):
                 threads /= guard.by
+                rests = np.unique(self.evaluate(guard.form) % guard.by)
+                warps *= min(len(rests) / guard.by, 1.0)  # threads that agree pass by together
                 continue
             names = {t.name for t, _ in guard.form.terms if isinstance(t, Symbol)}
             if names and names <= set(self.threads):

@@ -95,6 +95,7 @@ class LoopWork:
     barriers: block barriers of one task.  meetings: of the `group_blocks` blocks that share a task's row;
     exchanged_bytes: of their parts, which a block reads from the L2 for one task.
     load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
+    needed_registers: with which a thread can do without spilling, estimated.
     once_batches: waits for memory before the loop.
     prefetched: the next task's loads are under way while a task is worked on.
     """
@@ -115,6 +116,7 @@ class LoopWork:
     exchanged_bytes: float = 0.0
     load_bytes: float = 0.0
     kept_words: float = 0.0
+    needed_registers: float = 0.0
     once_batches: float = 0.0
     offset: int = 0
     prefetched: bool = False
@@ -413,11 +415,7 @@ class Counter:
             tuple(self.loops),
             tuple(self.accesses),
             int(BASE_REGISTERS + self.registers.peak_words(LOADED_WORDS)),
-            int(
-                BASE_REGISTERS
-                + self.registers.peak_words(LEAST_LOADED_WORDS)
-                + HELD_SHARE * max((loop.kept_words for loop in self.loops), default=0.0)
-            ),
+            int(max((loop.needed_registers for loop in self.loops), default=BASE_REGISTERS)),
             int(self.static),
         )
 
@@ -732,6 +730,11 @@ def _price_section(counter: Counter, section: k.Section, frame: Frame) -> None:
     counter.common = ()
     counter.wait()
     counter.loop.kept_words = registers.kept_words(first_turn)
+    counter.loop.needed_registers = (
+        BASE_REGISTERS
+        + registers.peak_words(LEAST_LOADED_WORDS, first_turn)
+        + HELD_SHARE * counter.loop.kept_words
+    )
     counter.loops.append(counter.loop)
 
 

@@ -158,7 +158,7 @@ class _Search:
             fusion = self.pieces[name]
             patterns = [_join_all(fusion, group) for group in ordered]
             parted = contract(fusion, patterns)
-            parts = make_parts(scopes.graph, self.by_name[name], parted)
+            parts = make_parts(scopes.graph, self.by_name[name], parted.members)
             refusals = _refuse(parts)
             scopes = replace_scope(scopes, name, replace(parts, refusals=refusals))
             group_of = {m: g for g in ordered for v in g for m in fusion.members[v]}

@@ -27,6 +27,7 @@ from astitch.search.patterns import (
     repeated_ops,
     to_bits,
 )
+from astitch.search.xla_fusions import Proposal, propose_fusions
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
 
 TOP = 3
@@ -34,6 +35,12 @@ TOP = 3
 
 WIDTH = 3
 """Partitions kept by the beam, and ranked by the latency in the end, unless the caller asks for fewer."""
+
+XLA_MARGIN = 0.95
+"""XLA's fusions are taken instead of the explorer's partitions only if they take less by this share."""
+
+XLA_WIDTH = 1
+"""The same for partitions that are joined from XLA's fusions."""
 
 FIRST_STATEMENTS, GROWTH = 64, 4
 """Patterns of the first round are at most this long, those of each later round this many times longer.  So close
@@ -48,6 +55,9 @@ MAX_STATEMENTS = 1500
 Latency = Callable[[Scopes], float]
 """The time of all kernels of some Scopes, in us."""
 
+
+Cover = Sequence[Sequence[str]]
+"""The ops of parts, in an order in which they can run; an op may be in several."""
 
 _Key = frozenset[frozenset[str]]
 """What tells two partitions apart."""
@@ -330,11 +340,11 @@ def explore_scope(
     Its refusals say of every two neighbouring parts why they are two.
     """
     penalty = penalty or estimate_penalty(gpu)
-    fusion = choose_partition(graph, scope, gpu, penalty, latency=latency, width=width)
-    return divide_scope(graph, scope, gpu, penalty, fusion)
+    cover = choose_cover(graph, scope, gpu, penalty, latency=latency, width=width)
+    return divide_scope(graph, scope, gpu, penalty, cover)
 
 
-def choose_partition(
+def choose_cover(
     graph: Graph,
     scope: Scope,
     gpu: Gpu,
@@ -342,17 +352,94 @@ def choose_partition(
     *,
     latency: Latency | None = None,
     width: int = WIDTH,
-) -> FusionGraph:
-    """The stitch ops of explore_scope as vertices."""
+) -> Cover:
+    """The ops of the stitch ops of explore_scope.  With a latency XLA's fusions are a start, too."""
     fusion = make_fusion_graph(graph, scope, gpu)
     if len(fusion) < 2:
-        return fusion
+        return fusion.members
     shortest = join_single_readers(fusion, FIRST_STATEMENTS // 2)
-    partitions = explore(shortest, gpu, penalty, width).partitions
-    times = [
-        latency(make_parts(graph, scope, p.fusion)) if latency else -p.gain_us for p in partitions
+    covers = [p.fusion.members for p in explore(shortest, gpu, penalty, width).partitions]
+    if latency is None:
+        return covers[0]
+    best_us, best = _fastest(graph, scope, covers, latency)
+    if proposal := propose_fusions(graph, scope, fusion, gpu):
+        others = cover_as_xla(graph, scope, gpu, penalty, fusion, proposal)
+        other_us, other = _fastest(graph, scope, others, latency)
+        if other_us < best_us * XLA_MARGIN:
+            return other
+    return best
+
+
+def choose_xla_cover(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    penalty: Penalty,
+    latency: Latency,
+    proposal: Proposal,
+) -> Cover:
+    """The same from XLA's fusions alone."""
+    fusion = make_fusion_graph(graph, scope, gpu)
+    covers = cover_as_xla(graph, scope, gpu, penalty, fusion, proposal)
+    return _fastest(graph, scope, covers, latency)[1]
+
+
+def _fastest(
+    graph: Graph, scope: Scope, covers: Sequence[Cover], latency: Latency
+) -> tuple[float, Cover]:
+    """The cover whose kernels take least, and their time; the whole scope where there is none."""
+    times = [latency(make_parts(graph, scope, cover)) for cover in covers]
+    best_us = min(times, default=math.inf)
+    return best_us, covers[times.index(best_us)] if covers else [scope.members]
+
+
+def cover_as_xla(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    penalty: Penalty,
+    fusion: FusionGraph,
+    proposal: Proposal,
+) -> list[Cover]:
+    """The fusions that XLA would make, and what may be joined of them; nothing where it would make one.
+
+    fusion: make_fusion_graph of the scope.
+    """
+    if len(proposal.fusions) < 2:
+        return []
+    place = {name: number for number, name in enumerate(scope.members)}
+    plain = [[n for v in each_vertex(part) for n in fusion.members[v]] for part in proposal.fusions]
+    parts, origins = _copy_parts(graph, scope, plain)
+    covers: list[Cover] = [plain]
+    start = Partition(0.0, graph_of_parts(parts, scope, gpu)[0])
+    joined, _ = _join_in_rounds(start, gpu, penalty, XLA_WIDTH)
+    for partition in joined:
+        if 1 < len(partition.fusion) < len(start.fusion):
+            covers.append(
+                [
+                    sorted({origins.get(n, n) for n in names}, key=place.__getitem__)
+                    for names in partition.fusion.members
+                ]
+            )
+    return covers
+
+
+def graph_of_parts(parts: Scopes, scope: Scope, gpu: Gpu) -> tuple[FusionGraph, Mapping[str, int]]:
+    """The parts of a scope as vertices, and the vertex of each op but those that are repeated."""
+    members = [name for part in parts.scopes for name in part.members]
+    order = {name: number for number, name in enumerate(parts.graph.nodes)}
+    whole = make_scope(parts.graph, scope.name, scope.stage, sorted(members, key=order.__getitem__))
+    fusion = make_fusion_graph(parts.graph, whole, gpu)
+    vertex_of = {name: v for v, names in enumerate(fusion.members) for name in names}
+    groups = [to_bits({vertex_of[n] for n in p.members if n in vertex_of}) for p in parts.scopes]
+    patterns = [
+        add_vertices(fusion, make_pattern(fusion, first), group & ~(1 << first))
+        for group in groups
+        if group
+        for first in [next(each_vertex(group))]
     ]
-    return partitions[times.index(min(times))].fusion
+    contracted = contract(fusion, patterns)
+    return contracted, {n: v for v, names in enumerate(contracted.members) for n in names}
 
 
 def divide_scope(
@@ -360,51 +447,58 @@ def divide_scope(
     scope: Scope,
     gpu: Gpu,
     penalty: Penalty,
-    fusion: FusionGraph,
-    made: Scopes | None = None,
+    cover: Cover,
 ) -> Scopes:
-    """What explore_scope returns.  fusion: what choose_partition found, maybe in a graph before others were divided.
-    made: the parts, if they were made in this one."""
-    if len(fusion) < 2:
+    """What explore_scope returns.  cover: what choose_cover found, maybe in a graph before others were divided."""
+    if len(cover) < 2:
         return Scopes(graph, (scope,), (), ())
-    scopes = made or make_parts(graph, scope, fusion)
-    return replace(scopes, refusals=_refuse_neighbours(scopes, fusion, gpu, penalty))
+    scopes = make_parts(graph, scope, cover)
+    return replace(scopes, refusals=_refuse_neighbours(scopes, scope, gpu, penalty))
 
 
-def make_parts(graph: Graph, scope: Scope, fusion: FusionGraph) -> Scopes:
-    """One stitch op for each vertex; what is repeated (repeated_ops) in each that reads it."""
-    part_of = {name: part for part, names in enumerate(fusion.members) for name in names}
-    repeated = repeated_ops(graph, scope)
+def make_parts(graph: Graph, scope: Scope, cover: Cover) -> Scopes:
+    """One stitch op for each part of a cover; what is repeated (repeated_ops) in each that reads it.
+
+    An op in several parts is computed by each; what others read and what leaves the scope is that of the first.
+    """
+    return _copy_parts(graph, scope, cover)[0]
+
+
+def _copy_parts(graph: Graph, scope: Scope, cover: Cover) -> tuple[Scopes, Mapping[str, str]]:
+    """make_parts, and what the copies in its graph are copies of."""
     homes: dict[str, set[int]] = {}
+    for part, names in enumerate(cover):
+        for name in names:
+            homes.setdefault(name, set()).add(part)
+    repeated = repeated_ops(graph, scope)
     for name in reversed(scope.members):
         if name in repeated:
-            homes[name] = set()
-            for user in graph.users[name]:
-                homes[name] |= homes[user] if user in repeated else {part_of[user]}
-            part_of[name] = min(homes[name])
+            homes[name] = set().union(*(homes[user] for user in graph.users[name]))
+    first = {name: min(parts) for name, parts in homes.items()}
     copies: dict[tuple[str, int], str] = {}
     nodes: dict[str, Node] = {}
-    members: list[list[str]] = [[] for _ in fusion.members]
+    members: list[list[str]] = [[] for _ in cover]
     for node in graph:
-        if node.name not in part_of:
+        if node.name not in homes:
             nodes[node.name] = node
             continue
-        for part in sorted(homes.get(node.name, {part_of[node.name]})):
+        for part in sorted(homes[node.name]):
             name = node.name
-            if part != part_of[name]:
+            if part != first[name]:
                 name = _fresh_name(graph, nodes, f"{name}.{part}")
                 copies[node.name, part] = name
             operands = tuple(copies.get((o, part), o) for o in node.operands)
             nodes[name] = replace(node, name=name, operands=operands)
             members[part].append(name)
     repeating = Graph(graph.name, nodes, graph.parameters, graph.outputs, graph.aliases)
+    origins = {copy: name for (name, _), copy in copies.items()}
     if len(members) == 1:
-        return Scopes(repeating, (scope,), (), ())
+        return Scopes(repeating, (scope,), (), ()), origins
     parts = tuple(
         make_scope(repeating, f"{scope.name}_{number}", scope.stage, names)
         for number, names in enumerate(members)
     )
-    return Scopes(repeating, parts, (), ())
+    return Scopes(repeating, parts, (), ()), origins
 
 
 def _fresh_name(graph: Graph, nodes: dict[str, Node], name: str) -> str:
@@ -414,20 +508,21 @@ def _fresh_name(graph: Graph, nodes: dict[str, Node], name: str) -> str:
 
 
 def _refuse_neighbours(
-    scopes: Scopes, fusion: FusionGraph, gpu: Gpu, penalty: Penalty
+    parts: Scopes, scope: Scope, gpu: Gpu, penalty: Penalty
 ) -> tuple[Refusal, ...]:
     """For every two parts of which one reads the other, why one kernel for both is worth less than two."""
-    home = {name: part for part, scope in enumerate(scopes.scopes) for name in scope.members}
+    fusion, home = graph_of_parts(parts, scope, gpu)
     search = Search(fusion, gpu, penalty)
     refusals: dict[tuple[int, int], Refusal] = {}
-    for part, scope in enumerate(scopes.scopes):
-        for name in scope.inputs:
-            producer = home.get(name, part)
-            if producer == part or (producer, part) in refusals:
+    for part in parts.scopes:
+        place = next((home[name] for name in part.members if name in home), -1)
+        for name in part.inputs:
+            producer = home.get(name, place)
+            if place < 0 or producer == place or (producer, place) in refusals:
                 continue
-            reader = next(m for m in scope.members if name in scopes.graph[m].operands)
-            reason = _why_apart(search, producer, part)
-            refusals[producer, part] = Refusal(name, reader, reason)
+            reader = next(m for m in part.members if name in parts.graph[m].operands)
+            reason = _why_apart(search, producer, place)
+            refusals[producer, place] = Refusal(name, reader, reason)
     return tuple(refusals[key] for key in sorted(refusals))
 
 

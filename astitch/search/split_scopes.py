@@ -23,13 +23,16 @@ from astitch.kernel.visit_statements import list_statements
 from astitch.scope.structure import Structure, structure_of
 from astitch.search.fusion_explorer import (
     MAX_STATEMENTS,
-    choose_partition,
+    Cover,
+    choose_cover,
+    choose_xla_cover,
     divide_scope,
     estimate_penalty,
     replace_scope,
 )
-from astitch.search.patterns import FusionGraph, estimate_statements, make_fusion_graph
+from astitch.search.patterns import estimate_statements, make_fusion_graph
 from astitch.search.plan import Observe, Plan
+from astitch.search.xla_fusions import Proposal, propose_fusions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
@@ -65,6 +68,11 @@ WORTH, SPILL_WORTH, CODE_SIZE_WORTH = 0.95, 0.6, 1.02
 times what was measured on an H100, so that less than 0.6 is sure.  Of a long one: a launch more is worth the seconds
 that it takes to compile."""
 
+XLA_WORTH, XLA_GAIN_US = 0.9, 2.0
+"""The same for XLA's fusions in the place of a healthy kernel, and what they must gain.  Of such kernels with barriers
+projections are up to a tenth too slow: a batch norm's two kernels took 0.9 of the time of one where 0.8 is projected,
+those of a small norm's gradient as long as one where 0.9 is."""
+
 DRAFT_SHARE = 0.8
 """A planned and compiled split takes at least this share of its draft's time.  For splits of spilling kernels of five
 training steps it was 0.99 and more.  (Splits of kernels far from the speed of light gain up to 70 % by a search.)"""
@@ -92,6 +100,7 @@ class Symptom(enum.Enum):
     OCCUPANCY = "occupancy"
     BARRIERS = "global barriers"
     FAR = "far from the speed of light"
+    XLA = "slower than XLA's fusions"
 
 
 _BY_LENGTH = frozenset({Symptom.NO_PLAN, Symptom.CODE_SIZE, Symptom.SPILL})
@@ -203,7 +212,7 @@ class _Best:
     parts_us: of all of them; as drafted where that was reason enough to keep the scope."""
 
     limit: int
-    fusion: FusionGraph
+    cover: Cover
     graph: Graph
     parts: Scopes
     parts_us: float
@@ -236,6 +245,7 @@ class _Splitter:
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
         self.best: dict[tuple[Structure, Scope], _Best] = {}
+        self.proposals: dict[Structure, Proposal | None] = {}
         self.unplanned: dict[tuple[Structure, Scope], _Best] = {}
 
     def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
@@ -258,7 +268,8 @@ class _Splitter:
         if plan is None:
             return
         projection = self.find_projection(plan, structure)
-        reason = why_split(plan, self.gpu, projection)
+        reason = self.find_reason(plan, structure, projection) if rounds else None
+        reason = reason or why_split(plan, self.gpu, projection)
         if reason and rounds:
             whole_us = projection.time_us
             best = self.find_best(graph, scope, structure, reason, whole_us, plan)
@@ -280,6 +291,32 @@ class _Splitter:
         structure = structure_of(plan.arrangement.graph, plan.scope)
         self.pool.finish(structure)
         return self.find_projection(plan, structure)
+
+    def find_reason(
+        self, plan: Plan, structure: Structure, projection: Projection
+    ) -> Reason | None:
+        """A symptom; or that XLA's fusions may be faster, for all that is known without planning them."""
+        if reason := why_split(plan, self.gpu, projection):
+            return reason
+        bound_us = _bound_us(Symptom.XLA, projection.time_us)
+        if bound_us <= work_of(plan).bound_us(self.gpu):
+            return None  # several kernels move no less
+        proposal = self.find_proposal(plan.arrangement.graph, plan.scope, structure)
+        if proposal is None or proposal.least_us >= bound_us:
+            return None
+        detail = (
+            f"{projection.time_us:.1f} us where {len(proposal.fusions)} fusions may take "
+            f"{proposal.least_us:.1f} us"
+        )
+        return Reason(Symptom.XLA, detail)
+
+    def find_proposal(self, graph: Graph, scope: Scope, structure: Structure) -> Proposal | None:
+        """What XLA would make of a scope; None where that is one fusion, or would take long to find."""
+        if structure not in self.proposals:
+            fusion = make_fusion_graph(graph, scope, self.gpu)
+            found = propose_fusions(graph, scope, fusion, self.gpu) if len(fusion) > 1 else None
+            self.proposals[structure] = found if found and len(found.fusions) > 1 else None
+        return self.proposals[structure]
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
         if structure not in self.judged:
@@ -358,7 +395,8 @@ class _Splitter:
     def split_plan(self, plan: Plan, rounds: int) -> bool:
         """Replaces a scope that has a plan by its parts, if the plan shows a symptom and the parts are faster."""
         projection = self.judge(plan)
-        found = why_split(plan, self.gpu, projection)
+        structure = structure_of(plan.arrangement.graph, plan.scope)
+        found = self.find_reason(plan, structure, projection)
         return found is not None and self.split(plan.scope, found, projection.time_us, rounds, plan)
 
     def begin_to_finalize(self, plan: Plan) -> None:
@@ -388,9 +426,9 @@ class _Splitter:
         key = structure, scope
         if key not in self.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
-            fusion = choose_partition(graph, scope, self.gpu, penalty, width=1)
-            parts = divide_scope(graph, scope, self.gpu, penalty, fusion)
-            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, fusion, graph, parts, math.inf)
+            cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
+            parts = divide_scope(graph, scope, self.gpu, penalty, cover)
+            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, cover, graph, parts, math.inf)
         return self.unplanned[key]
 
     def divide(self, graph: Graph, scope: Scope, best: _Best) -> Scopes:
@@ -398,7 +436,7 @@ class _Splitter:
         if best.graph is graph:
             return best.parts
         penalty = estimate_penalty(self.gpu, max_statements=best.limit)
-        return divide_scope(graph, scope, self.gpu, penalty, best.fusion)
+        return divide_scope(graph, scope, self.gpu, penalty, best.cover)
 
     def split(
         self, scope: Scope, reason: Reason, whole_us: float, rounds: int, whole: Plan | None = None
@@ -409,7 +447,8 @@ class _Splitter:
         if best.parts_us < _bound_us(reason.symptom, whole_us):
             self.take(scope, reason, whole_us, self.divide(graph, scope, best), rounds)
             return True
-        self.splits.append(Split(scope.name, reason, whole_us, (), best.parts_us))
+        if reason.symptom is not Symptom.XLA or best.parts_us < whole_us:
+            self.splits.append(Split(scope.name, reason, whole_us, (), best.parts_us))
         return False
 
     def find_best(
@@ -430,22 +469,30 @@ class _Splitter:
             length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
             limit = min(limit, math.ceil(SHORTER * length))
         penalty = estimate_penalty(self.gpu, max_statements=limit)
-        drafted: list[tuple[float, Scopes]] = []
+        as_xla = reason.symptom is Symptom.XLA
+        bound_us = _bound_us(reason.symptom, whole_us)
+        most_us = bound_us / DRAFT_SHARE if as_xla else math.inf
+        drafted_us = [most_us]
 
         def rate(parts: Scopes) -> float:
-            least_us = min((us for us, _ in drafted), default=math.inf)
-            drafted.append((self.rate_draft(parts, least_us), parts))
-            return drafted[-1][0]
+            drafted_us.append(self.rate_draft(parts, min(drafted_us)))
+            return drafted_us[-1]
 
-        fusion = choose_partition(graph, scope, self.gpu, penalty, latency=rate)
-        parts_us, made = min(drafted, key=lambda item: item[0], default=(math.inf, None))
-        parts = divide_scope(graph, scope, self.gpu, penalty, fusion, made)
-        best = _Best(limit, fusion, graph, parts, parts_us)
-        most_us = _bound_us(reason.symptom, whole_us)
-        if whole and most_us <= best.parts_us:
+        proposal = self.find_proposal(graph, scope, key[0]) if as_xla else None
+        cover = (
+            choose_xla_cover(graph, scope, self.gpu, penalty, rate, proposal)
+            if proposal
+            else choose_cover(graph, scope, self.gpu, penalty, latency=rate)
+        )
+        parts = divide_scope(graph, scope, self.gpu, penalty, cover)
+        parts_us = self.rate_draft(parts, most_us)
+        best = _Best(limit, cover, graph, parts, parts_us)
+        if whole and bound_us <= best.parts_us:
             self.begin_to_finalize(whole)  # it will hardly be split
-        spills = reason.symptom is Symptom.SPILL
-        if not spills or not most_us <= best.parts_us * DRAFT_SHARE < math.inf:
+        hopeless = bound_us <= best.parts_us * DRAFT_SHARE
+        if reason.symptom is Symptom.SPILL:
+            hopeless &= best.parts_us < math.inf
+        if not (hopeless and (as_xla or reason.symptom is Symptom.SPILL)):
             best = replace(best, parts_us=self.rate_parts(parts))
         self.best[key] = best
         return best
@@ -468,6 +515,8 @@ def _bound_us(symptom: Symptom, whole_us: float) -> float:
             return whole_us * SPILL_WORTH
         case Symptom.CODE_SIZE:
             return whole_us * CODE_SIZE_WORTH
+        case Symptom.XLA:
+            return min(whole_us * XLA_WORTH, whole_us - XLA_GAIN_US)
     return whole_us * WORTH
 
 

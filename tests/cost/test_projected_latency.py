@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch.cost.projected_latency import Projection, miss_share, project
+from astitch.cost.projected_latency import (
+    ALL_BUT_LARGEST,
+    Projection,
+    _Projector,
+    miss_share,
+    project,
+)
 from astitch.cost.speed_of_light import measure_work
 from astitch.cost.workload import count_workload
 from astitch.device.gpu import PRESETS, preset
@@ -234,3 +240,15 @@ def test_one_element_of_a_row_read_before_the_row_does_not_hide_it():
     found = plan(relative_softmax, *arrays, schedule=Schedule(split=1))
     moved = project(found.kernel, H100).dram_bytes
     assert moved > 0.99 * 2 * 4 * np.prod(shape)
+
+
+def test_a_spilled_word_belongs_to_one_loop():
+    """The compiler counts spills in a kernel's code; a task of a loop executes those of its own loop alone."""
+    kernel = plan(lambda x: (x - x.mean(0)) * x.std(0), ((8192, 2048), np.float32)).kernel
+    work = count_workload(kernel)
+    needed = [loop.needed_registers for loop in work.loops]
+    assert len(needed) > 1 and max(needed) == work.needed_registers
+    words = _Projector(kernel, H100, work, Resources(64, 400, 400, 400, 0)).spilled_words
+    assert sum(words) == pytest.approx(200)
+    small = [w for w, n in zip(words, needed, strict=True) if n < ALL_BUT_LARGEST * max(needed)]
+    assert small and not any(small)

@@ -266,3 +266,20 @@ def test_registers_are_near_the_compilers(function, arrays):
     used = compiled.kernels[kernel.name].registers
     work = count_workload(found.kernel)
     assert work.needed_registers / 2 <= used <= 2 * work.registers
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_threads_that_agree_pass_a_guard_together(axis: int):
+    """Padding between rows leaves whole warps without a load, padding between columns every other thread of each."""
+
+    def spread(x, y):
+        inner = [(0, 0, 0)] * 2
+        inner[axis] = (0, 1, 1)
+        return jax.lax.pad(x, jnp.float32(0), inner) + y
+
+    small = [2048, 2048]
+    small[axis] = 1024
+    work = count(spread, (tuple(small), F32), ((2048, 2048), F32))
+    x, _ = sorted(reads(work), key=lambda a: a.range_bytes)
+    assert x.bytes == pytest.approx(2048 * 1024 * 4, rel=0.01)
+    assert x.sector_bytes == pytest.approx(2048 * 1024 * 4, rel=0.01)

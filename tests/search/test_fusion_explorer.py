@@ -148,7 +148,7 @@ def test_each_part_converts_for_itself_what_takes_no_more_memory(
     fusion = fusion_of(graph)
     assert fusion.members[-2:] == (("a",), ("b",))
     assert len(fusion) == 3 - is_repeated
-    parts = make_parts(graph, scope, fusion)
+    parts = make_parts(graph, scope, fusion.members)
     (read,) = {name for part in parts.scopes[-2:] for name in part.inputs}
     assert read == ("x" if is_repeated else "converted")
     for result in (converted, g.reshape(converted, (10, 100))):  # somebody else needs it
@@ -369,7 +369,7 @@ def test_a_broadcast_is_repeated_in_each_part_that_reads_it() -> None:
         "add", g.same("tanh", g.same("add", x, spread, name="a"), name="t"), spread, name="b"
     )
     graph = g.build(y)
-    alone = make_parts(graph, only_scope(graph), fusion_of(graph))
+    alone = make_parts(graph, only_scope(graph), fusion_of(graph).members)
     assert partition_of(alone) == [("n",), ("spread", "a"), ("t",), ("spread.3", "b")]
     assert alone.graph["b"].operands == ("t", "spread.3")
     assert alone.scopes[3].inputs == ("n", "t")

@@ -268,13 +268,13 @@ def assert_divided_early(
 ) -> None:
     """By threads alone, and as without them."""
     asked: list[threading.Thread] = []
-    choose = module.choose_partition
+    choose = module.choose_cover
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         asked.append(threading.current_thread())
         return choose(*args, **kwargs)
 
-    monkeypatch.setattr(module, "choose_partition", noting)
+    monkeypatch.setattr(module, "choose_cover", noting)
     calls: dict[str, Any] = {"plan": plan_on_h100, "draft": plan_on_h100, "finalize": finalize}
     calls["project"] = lambda plan, _: project(plan.kernel, H100)
     with CompilePool(2) as pool:

@@ -1,0 +1,415 @@
+"""Scope -> the fusions that XLA would make of its ops, roughly: what a stitch op must not be slower than.
+
+XLA gives a producer to all its readers where that projects faster (PriorityFusion): each of them computes it again.  A
+reduction is the end of a fusion, but for what follows it at its own places.  Then fusions that read the same
+array, or of which one reads the other, become one with several results.  The prices here are light: traffic, operations
+and launches.  What the kernels of these fusions take is projected as of other parts of a scope.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+
+from astitch.cost.projected_latency import COLD_CODE_US, KEPT_BY_L2
+from astitch.cost.speed_of_light import count_flops
+from astitch.device.gpu import Gpu
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import DimensionsAttrs, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import is_running
+from astitch.search.patterns import FusionGraph, each_vertex, repeated_ops
+from astitch.stitch_scope import Scope
+
+MOST_OPERANDS = 96
+"""Arrays that a fusion of XLA's reads and writes at most (MaxOperandsAndOutputsPerFusion)."""
+
+MOST_COPIES = 24
+"""How often a fusion may compute one element of an op, per element of its result (XLA bounds its code alike)."""
+
+MOST_VERTICES = 128
+"""Ops of a fusion, beyond which XLA does not look at it either (its code would be too large)."""
+
+INDEX_FLOPS = 32
+"""Operations of a read at another place than the result's own: its index, whether it is outside, the wait for it.
+With 2 to 16 the fusions of an associative scan's gradient project 1.3 to 18 times slower, with 64 or 128 up to 1.3."""
+
+READING_FACTOR = 1.15
+"""Reads that no write is paired with are faster than a copy, at most by this factor."""
+
+EFFORT = 400_000
+"""Visits of vertices, about 2 us each, beyond which no fusions are proposed.  An optimizer's 900 ops take 18,000, the
+gradient of an associative scan of 10 levels 260,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """What a vertex reads.  value: its number in the FusionGraph, producer: its vertex or -1.
+    each: elements read for one of the vertex's own.  moved: at other places.  bytes: of an element."""
+
+    value: int
+    producer: int
+    each: float
+    moved: bool
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Vertex:
+    """size, shape: of its result; a reduction walks over an array of shape `walked`, and over its dimensions `along`.
+    flops: for each element.  ends: no reader may compute it again, as a reduction."""
+
+    size: int
+    shape: tuple[int, ...]
+    walked: tuple[int, ...]
+    along: tuple[int, ...]
+    flops: float
+    ends: bool
+    edges: tuple[_Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """fusions: each a bit set of vertices, in an order in which they can run; a vertex may be in several.
+    least_us: what their kernels take at least, all together."""
+
+    fusions: tuple[int, ...]
+    least_us: float
+
+
+def propose_fusions(graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu) -> Proposal | None:
+    """The fusions that XLA would make; None where it would take too long to find them.
+
+    fusion: make_fusion_graph of the scope.
+    """
+    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu)
+    try:
+        search.give_to_readers()
+        search.join_neighbours()
+    except _TooLong:
+        return None
+    return Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
+
+
+class _TooLong(Exception):
+    """More than EFFORT."""
+
+
+def read_vertices(graph: Graph, scope: Scope, fusion: FusionGraph) -> tuple[_Vertex, ...]:
+    """What the search needs of each vertex."""
+    home = {name: v for v, names in enumerate(fusion.members) for name in names}
+    repeated = repeated_ops(graph, scope)
+    numbers: dict[tuple[int, int], int] = {}  # (producer, reader) -> value
+    inputs: dict[int, list[int]] = {}
+    for number, value in enumerate(fusion.values):
+        for reader in each_vertex(value.readers):
+            if value.producer >= 0:
+                numbers.setdefault((value.producer, reader), number)
+            else:
+                inputs.setdefault(reader, []).append(number)
+    found = []
+    for vertex, names in enumerate(fusion.members):
+        node = _main_op(graph, names)
+        edges: list[_Edge] = []
+        for reached in _list_read(graph, node, repeated):
+            producer = home.get(reached.name, -1)
+            if producer == vertex or (producer, vertex) not in numbers:
+                continue
+            number = numbers[producer, vertex]
+            size = array_of(graph[reached.name]).dtype.bytes
+            edges.append(_Edge(number, producer, reached.each, reached.moved, size))
+        for number in inputs.get(vertex, ()):
+            value = fusion.values[number]
+            each = value.read_bytes / max(array_of(node).size, 1)
+            edges.append(_Edge(number, -1, each, False, 1))
+        found.append(_describe(graph, node, names, tuple(edges)))
+    return tuple(found)
+
+
+def _main_op(graph: Graph, names: Iterable[str]) -> Node:
+    """The op of a vertex beside its projections and views."""
+    nodes = [graph[name] for name in names]
+    for node in nodes:
+        if OPS[node.op].kind is not Kind.PROJECTION and not OPS[node.op].is_view:
+            return node
+    return nodes[0]
+
+
+def _describe(graph: Graph, node: Node, names: Iterable[str], edges: tuple[_Edge, ...]) -> _Vertex:
+    array = array_of(node)
+    op = OPS[node.op]
+    walked = array.shape
+    along = tuple(node.attrs.dimensions) if isinstance(node.attrs, DimensionsAttrs) else ()
+    flops = float(count_flops(node))
+    if op.is_reduce:
+        source = array_of(graph[node.operands[0]])
+        walked = source.shape
+        flops *= source.size / max(array.size, 1)
+    flops += INDEX_FLOPS * op.reindexes
+    ends = op.is_reduce or op.kind is Kind.OTHER or any(is_running(graph, n) for n in names)
+    return _Vertex(array.size, array.shape, walked, along, flops, ends, edges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    name: str
+    each: float
+    moved: bool
+
+
+def _list_read(graph: Graph, node: Node, repeated: Set[str]) -> Iterator[_Reached]:
+    """What an op reads, behind the ops that every kernel repeats."""
+    waiting = [_Reached(node.name, 1.0, False)]
+    while waiting:
+        at = waiting.pop()
+        reader = graph[at.name]
+        row = OPS[reader.op]
+        size = max(array_of(reader).size, 1)
+        for number, operand in enumerate(reader.operands):
+            if is_embedded(graph, operand):
+                continue
+            sizes = [array_of(graph[o]).size for o in reader.operands]
+            each = 1.0 if row.is_broadcast else row.needed(size, sizes, size, number) / size
+            if row.chooses:
+                each = min(each, sizes[number] / size)
+            moved = at.moved or row.reindexes or row.is_broadcast
+            reached = _Reached(operand, at.each * each, moved)
+            if operand in repeated:
+                waiting.append(reached)
+            else:
+                yield reached
+
+
+class _Fusing:
+    """The search.  A fusion has a number; its vertices and its results are bit sets."""
+
+    def __init__(self, fusion: FusionGraph, vertices: tuple[_Vertex, ...], gpu: Gpu) -> None:
+        self.fusion, self.vertices, self.gpu = fusion, vertices, gpu
+        self.inside = {v: 1 << v for v in range(len(vertices))}
+        self.results = dict(self.inside)
+        self.escaping = {
+            v for v, made in enumerate(fusion.makes) if any(fusion.values[n].escapes for n in made)
+        }
+        self.reads: dict[int, set[int]] = {
+            v: {e.producer for e in vertex.edges if e.producer >= 0}
+            for v, vertex in enumerate(vertices)
+        }
+        self.readers: dict[int, set[int]] = {v: set() for v in self.inside}
+        for v, producers in self.reads.items():
+            for producer in producers:
+                self.readers[producer].add(v)
+        self.known: dict[tuple[int, int], tuple[float, float]] = {}
+        self.effort = 0
+
+    # ---- prices
+
+    def time_us(self, inside: int, results: int) -> float:
+        """The speed of light of a fusion, in which each read beyond the first comes from the L2."""
+        return self.measure_once(inside, results)[0]
+
+    def least_us(self, f: int) -> float:
+        """What no kernel for a fusion stays below.  Small arrays are in the L2, as projections take them to be."""
+        moved = self.measure_once(self.inside[f], self.results[f])[1]
+        in_l2 = moved <= KEPT_BY_L2 * self.gpu.l2_bytes
+        speed = self.gpu.l2_gbs if in_l2 else self.gpu.bandwidth_gbs * READING_FACTOR
+        return moved / speed / 1e3 + self.gpu.launch_us + COLD_CODE_US
+
+    def measure_once(self, inside: int, results: int) -> tuple[float, float]:
+        """(time_us, bytes that are read for the first time or written)."""
+        key = inside, results
+        if key not in self.known:
+            self.known[key] = self.measure(inside, results)
+        return self.known[key]
+
+    def measure(self, inside: int, results: int) -> tuple[float, float]:
+        if inside.bit_count() > MOST_VERTICES:
+            return math.inf, math.inf
+        self.effort += inside.bit_count()
+        if self.effort > EFFORT:
+            raise _TooLong
+        same: dict[int, float] = {}  # evaluations at the place of the result, at other places
+        other: dict[int, float] = {}
+        read: dict[int, float] = {}
+        flops = written = 0.0
+        for v in reversed(list(each_vertex(inside))):
+            vertex = self.vertices[v]
+            count = max(same.get(v, 0.0), float(vertex.size) if results >> v & 1 else 0.0)
+            count += other.get(v, 0.0)
+            if count > MOST_COPIES * vertex.size and inside.bit_count() > 1:
+                return math.inf, math.inf
+            flops += vertex.flops * count
+            for edge in vertex.edges:
+                each = count * edge.each
+                if edge.producer >= 0 and inside >> edge.producer & 1:
+                    if edge.moved:
+                        other[edge.producer] = other.get(edge.producer, 0.0) + each
+                    else:
+                        same[edge.producer] = max(same.get(edge.producer, 0.0), each)
+                else:
+                    read[edge.value] = read.get(edge.value, 0.0) + each * edge.bytes
+            if results >> v & 1:
+                written += sum(self.fusion.values[n].bytes for n in self.fusion.makes[v])
+        if len(read) + results.bit_count() > MOST_OPERANDS:
+            return math.inf, math.inf
+        once = sum(min(b, self.fusion.values[n].read_bytes) for n, b in read.items())
+        again = sum(read.values()) - once
+        memory_us = (once + written) / self.gpu.bandwidth_gbs + again / self.gpu.l2_gbs
+        compute_us = flops / (self.gpu.fp32_gflops / 2)
+        light_us = max(memory_us, compute_us) / 1e3 + self.gpu.launch_us
+        return light_us, once + written
+
+    def now_us(self, f: int) -> float:
+        return self.time_us(self.inside[f], self.results[f])
+
+    # ---- producers into readers
+
+    def may_give(self, f: int) -> bool:
+        """May all readers of a fusion compute it, so that it is no kernel any more?"""
+        readers = self.readers[f]
+        if not readers or f in self.escaping:
+            return False
+        if not any(self.vertices[v].ends for v in each_vertex(self.inside[f])):
+            return True
+        if len(readers) > 1:
+            return False
+        (reader,) = readers
+        return all(self.stands_behind(v, f) for v in each_vertex(self.inside[reader]))
+
+    def stands_behind(self, v: int, f: int) -> bool:
+        """Is a vertex a few operations at the places of a reduction's result?"""
+        vertex = self.vertices[v]
+        moved = any(edge.moved and edge.producer == f for edge in vertex.edges)
+        return not vertex.ends and not moved and vertex.size == self.vertices[f].size
+
+    def gain_us(self, f: int) -> float:
+        """What it saves that the readers of a fusion compute it."""
+        if not self.may_give(f):
+            return 0.0
+        gain = self.now_us(f)
+        for reader in self.readers[f]:
+            both = self.inside[reader] | self.inside[f]
+            gain += self.now_us(reader) - self.time_us(both, self.results[reader])
+        return gain
+
+    def give_to_readers(self) -> None:
+        """PriorityFusion: the producer that saves most is given to its readers, until none saves anything."""
+        versions = dict.fromkeys(self.inside, 0)
+        queue: list[tuple[float, int, int]] = []
+
+        def push(f: int) -> None:
+            versions[f] += 1
+            gain = self.gain_us(f)
+            if gain > 0:
+                heapq.heappush(queue, (-gain, f, versions[f]))
+
+        for f in list(self.inside):
+            push(f)
+        while queue:
+            _, f, version = heapq.heappop(queue)
+            if f not in self.inside or version != versions[f]:
+                continue
+            changed = set(self.readers[f])
+            self.give(f)
+            for reader in list(changed):
+                changed |= self.reads[reader]
+            for other in sorted(changed):
+                push(other)
+
+    def give(self, f: int) -> None:
+        for reader in self.readers[f]:
+            self.inside[reader] |= self.inside[f]
+            self.reads[reader] |= self.reads[f]
+            self.reads[reader].discard(f)
+        for producer in self.reads[f]:
+            self.readers[producer].discard(f)
+            self.readers[producer] |= self.readers[f]
+        for each in (self.inside, self.results, self.reads, self.readers):
+            del each[f]
+
+    # ---- fusions with several results
+
+    def walked(self, f: int) -> tuple[int, ...]:
+        """The shape of the loop of a fusion."""
+        shapes = [self.vertices[v] for v in each_vertex(self.inside[f])]
+        reductions = [v.walked for v in shapes if v.ends]
+        return reductions[0] if reductions else self.vertices[f].shape
+
+    def along(self, f: int) -> set[tuple[int, ...]]:
+        """The dimensions that it reduces."""
+        inside = [self.vertices[v] for v in each_vertex(self.inside[f])]
+        return {vertex.along for vertex in inside if vertex.ends}
+
+    def join_neighbours(self) -> None:
+        """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other."""
+        for value in self.fusion.values:
+            by_shape: dict[tuple[int, ...], list[int]] = {}
+            made = value.producer if value.producer in self.inside else None
+            readers = [f for f in self.inside if self.reads_value(f, value.producer, value.readers)]
+            for f in [*([made] if made is not None else []), *sorted(readers)]:
+                by_shape.setdefault(self.walked(f), []).append(f)
+            for alike in by_shape.values():
+                first = alike[0]
+                for f in alike[1:]:
+                    self.join(first, f)
+
+    def reads_value(self, f: int, producer: int, readers: int) -> bool:
+        if producer >= 0:
+            return producer in self.reads[f]
+        return bool(self.inside[f] & readers)
+
+    def join(self, a: int, b: int) -> None:
+        """One fusion with the results of both, where that saves something and closes no circle."""
+        if self.leads(a, b) or self.leads(b, a):
+            return
+        if self.ends(a) and self.ends(b) and self.along(a) != self.along(b):
+            return  # reductions over different dimensions
+        if b in self.reads[a] or (a in self.reads[b] and self.ends(a)):
+            return  # a reduction's result is not known in its own fusion
+        inside = self.inside[a] | self.inside[b]
+        results = self.results[a] | self.results[b]
+        if self.now_us(a) + self.now_us(b) <= self.time_us(inside, results):
+            return
+        self.inside[a], self.results[a] = inside, results
+        self.reads[a] = (self.reads[a] | self.reads[b]) - {a, b}
+        self.readers[a] = (self.readers[a] | self.readers[b]) - {a, b}
+        for producer in self.reads[b] - {a, b}:
+            self.readers[producer].discard(b)
+            self.readers[producer].add(a)
+        for reader in self.readers[b] - {a, b}:
+            self.reads[reader].discard(b)
+            self.reads[reader].add(a)
+        for each in (self.inside, self.results, self.reads, self.readers):
+            del each[b]
+
+    def ends(self, f: int) -> bool:
+        return any(self.vertices[v].ends for v in each_vertex(self.inside[f]))
+
+    def leads(self, a: int, b: int) -> bool:
+        """Is there a way from a to b through others?"""
+        waiting = [f for f in self.readers[a] if f != b]
+        seen = set(waiting)
+        while waiting:
+            f = waiting.pop()
+            self.effort += 1
+            if f == b:
+                return True
+            more = self.readers[f] - seen
+            seen |= more
+            waiting += more
+        return False
+
+    def in_order(self) -> tuple[int, ...]:
+        waits = {f: len(self.reads[f]) for f in self.inside}
+        ready = [f for f, count in waits.items() if not count]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            f = heapq.heappop(ready)
+            order.append(self.inside[f])
+            for reader in self.readers[f]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    heapq.heappush(ready, reader)
+        return tuple(order)
