@@ -28,12 +28,12 @@ def find_scattered(graph: Graph, left: Collection[str]) -> dict[str, str]:
 def _find_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[str]:
     """What can be computed for each update by itself, and that only this scatter needs."""
     members: set[str] = set()
-    into = set(scatter.operands[1:])
-    targets = scatter.operands[0]
+    count = len(scatter.operands) // 2  # of the arrays that are scattered to
+    into, targets = set(scatter.operands[count:]), scatter.operands[:count]
     nodes = list(graph)
     end = next(n for n, node in enumerate(nodes) if node.name == scatter.name)
     for node in reversed(nodes[:end]):
-        if node.name not in into or node.name == targets or node.name in graph.outputs:
+        if node.name not in into or node.name in targets or node.name in graph.outputs:
             continue
         if node.name in left or not _is_by_element(graph, node):
             continue
@@ -68,4 +68,5 @@ def _is_stitched(graph: Graph, node: Node, left: Collection[str]) -> bool:
 
 def _given_bytes(graph: Graph, scatter: Node, members: set[str]) -> int:
     """Bytes of those operands of the scatter that the members give it."""
-    return sum(graph[o].array.bytes for o in scatter.operands[1:] if o in members)
+    given = scatter.operands[len(scatter.operands) // 2 :]
+    return sum(graph[o].array.bytes for o in given if o in members)

@@ -165,7 +165,7 @@ def _place_scratch(
     if end < MUCH_SCRATCH:
         return tuple(placed)
     used = _find_levels(body, {names[array.source]: array.source for array in arrays})
-    lifetimes = [Lifetime(a.source, a.type.bytes, *used[a.source]) for a in arrays]
+    lifetimes = [Lifetime(a.source, a.type.bytes, *used.get(a.source, (0, 0))) for a in arrays]
     offsets, total = plan_arena(lifetimes)
     if total > end * WORTH_SHARING:
         return tuple(placed)

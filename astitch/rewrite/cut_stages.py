@@ -94,7 +94,9 @@ class _Parts:
             more = [m for m in self.in_stage[number] if m != mask and m & mask == mask]
             # The part that the fewest collectives wait for.
             for other in sorted(more, key=_count_first):
-                if ops := self.find_closure(name, (number, other)):
+                ops = self.find_closure(name, (number, other))
+                # What another small result has taken elsewhere stays there: no op runs behind its reader.
+                if ops and all(found.get(op, other) == other for op in ops):
                     found |= dict.fromkeys(ops, other)
                     break
         return found
