@@ -17,8 +17,12 @@ from jax.sharding import SingleDeviceSharding
 
 from astitch.xla.hook import read_module
 from tests.ahead_of_time import calls_of_the_host, compile_ahead, devices, hooked, needs_hook
+from tests.conftest import why_no_hook
 
 pytestmark = needs_hook
+
+if why_not := why_no_hook():
+    pytest.skip(why_not, allow_module_level=True)
 
 PTX = "xla.gpu.ptx"
 
