@@ -54,7 +54,6 @@ from astitch.hlo.opaque import (
     is_read,
     outline_dynamic_shapes,
     refuse_effects,
-    refuse_tokens,
     why_carried,
 )
 from astitch.hlo.parsing import parse_module, shorten_ids
@@ -70,6 +69,7 @@ from astitch.hlo.shapes import (
     read_type,
     result_type,
     show_shape,
+    unsupported_type,
     where_of,
 )
 from astitch.hlo.sizes import check_calls, check_ids
@@ -428,8 +428,6 @@ class _Reader:
             return self._read_projection(frame, instruction, name, where)
         if reason := self.module.why_carried(frame.computation, instruction):
             return self._read_opaque(frame, instruction, reason, name, where)
-        if self.module.origin is not Origin.COMPILER:
-            refuse_tokens(instruction, where)
         if opcode in ("copy", "add-dependency", "domain"):
             return self._operand(frame, instruction, 0)
         if opcode == "after-all":
@@ -535,6 +533,9 @@ class _Reader:
             return ""
         shapes = [instruction.shape, *(frame.shapes.get(i) for i in instruction.operand_ids)]
         for element in (e for s in shapes if s is not None for e in element_types(s)):
+            if element == "token" and self.module.origin is not Origin.COMPILER:
+                # What orders effects has been read or refused before.
+                raise unsupported_type(element, self.where)
             if element in _OPAQUE:
                 return f"element type {element} has no emitted form"
         return ""

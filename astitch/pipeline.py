@@ -18,7 +18,7 @@ from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
 from astitch.graph.ir import Graph
-from astitch.graph.scattered import find_scattered
+from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
@@ -177,7 +177,7 @@ def _leave(graph: Graph, job: Job) -> Left:
         left = Left(*leave_starts(left.graph))
     reasons = {**left.reasons, **find_joined(left.graph)}
     if job.target.in_xla:
-        reasons |= find_scattered(left.graph, reasons)
+        reasons |= find_scatter_operands(left.graph, reasons)
     return replace(left, reasons=reasons)
 
 

@@ -14,6 +14,9 @@ from astitch.hlo.shapes import shape_leaves
 
 TO_HOST, TO_DEVICE = b"MoveToHost", b"MoveToDevice"
 
+PLACED = b"annotate_device_placement"
+"""What JAX writes; XLA makes one of the two above of it, mostly before the hook."""
+
 IN_HOST = "its value lies in the host's memory"
 
 InstructionKey = tuple[int, int]
@@ -59,6 +62,9 @@ def _find_starts(module: Any) -> Iterator[_Leaf]:
             if instruction.custom_call_target == TO_HOST:
                 yield computation.id, instruction.id, ()
             elif instruction.custom_call_target == TO_DEVICE:
+                yield computation.id, instruction.operand_ids[0], ()
+            elif instruction.custom_call_target == PLACED:  # either side may be the host's
+                yield computation.id, instruction.id, ()
                 yield computation.id, instruction.operand_ids[0], ()
             for _, path in _find_outside(instruction.shape):
                 yield computation.id, instruction.id, path

@@ -27,7 +27,7 @@ from astitch.graph.ops.other import LATENCY
 from astitch.hlo import schema
 from astitch.hlo.host_memory import InstructionKey, find_host_memory
 from astitch.hlo.schema import decode
-from astitch.hlo.shapes import element_types, unsupported_type, where_of
+from astitch.hlo.shapes import where_of
 from astitch.hlo.stablehlo import ends_process, find_foreign, to_stablehlo
 
 _WITHOUT_ROW = frozenset(
@@ -257,12 +257,6 @@ def find_ordered(module: Any) -> dict[InstructionKey, str]:
 
 _HOLDERS = ("while", "conditional", "call")
 """What others may wait for though astitch reads what is in it."""
-
-
-def refuse_tokens(instruction: Any, where: str) -> None:
-    """Raises UnsupportedType for tokens, which only have a meaning while XLA compiles."""
-    if "token" in element_types(instruction.shape):
-        raise unsupported_type("token", where)
 
 
 def _strip(instruction: Any) -> Any:

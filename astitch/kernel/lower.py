@@ -153,7 +153,7 @@ def _place_scratch(
     """Scratch side by side: arrays smaller than a line of the caches share one, others begin with one.
 
     Much scratch takes over memory of what was read for the last time before a barrier of the grid.  names: of the
-    arrays in the body.
+    arrays in the body; one that no statement names holds nothing.
     """
     placed: list[k.Scratch] = []
     end = 0

@@ -94,9 +94,7 @@ class _Parts:
             more = [m for m in self.in_stage[number] if m != mask and m & mask == mask]
             # The part that the fewest collectives wait for.
             for other in sorted(more, key=_count_first):
-                ops = self.find_closure(name, (number, other))
-                # What another small result has taken elsewhere stays there: no op runs behind its reader.
-                if ops and all(found.get(op, other) == other for op in ops):
+                if ops := self.find_closure(name, (number, other)):
                     found |= dict.fromkeys(ops, other)
                     break
         return found
@@ -133,7 +131,10 @@ class _Parts:
         return closure if all(self.is_inner(op, closure) for op in closure[1:]) else []
 
     def is_inner(self, name: str, closure: Collection[str]) -> bool:
-        """Is a value read by nothing but such small results and the ops before them, so that no kernel stores it?"""
+        """Is a value read by nothing but such small results and the ops before them, so that no kernel stores it?
+
+        Small results that share an op have equal closures then, and go to one part.
+        """
         if name in self.graph.outputs:
             return False
         return all(user in closure or self.is_small(user) for user in self.graph.users[name])

@@ -246,26 +246,6 @@ class _Group:
     arrays: dict[tuple[str, tuple[int, int]], _Array] = field(default_factory=dict)
     reductions: list[tuple[int, frozenset[int]]] = field(default_factory=list)
 
-    def cost(self, turned: Sequence[bool]) -> float:
-        """Bytes that lie across the best direction, in the chosen orders."""
-        weight = ACROSS_A_REDUCTION if self.reductions else 1.0
-        by_direction: dict[int, float] = {}
-        total = 0.0
-        for array in self.arrays.values():
-            along = array.along[array.turn is not None and turned[array.turn]]
-            by_direction[along] = by_direction.get(along, 0.0) + weight * array.bytes
-            total += weight * array.bytes
-        return min(
-            (
-                total - bytes_ + sum(b for b, reduced in self.reductions if along not in reduced)
-                for along, bytes_ in by_direction.items()
-            ),
-            default=0.0,
-        )
-
-    def directions(self) -> set[int]:
-        return {along for array in self.arrays.values() for along in array.along}
-
 
 class _Surroundings:
     """What reads and writes the arrays that may be turned."""
@@ -402,32 +382,76 @@ class _Surroundings:
 # ---- which are turned --------------------------------------------------------------------------------------------
 
 
+class _Balance:
+    """Bytes of a group by direction, kept up to date as arrays turn, so that a cost does not walk the group."""
+
+    def __init__(self, group: _Group) -> None:
+        self._weight = ACROSS_A_REDUCTION if group.reductions else 1.0
+        self._bytes: dict[int, float] = {}
+        self._arrays: dict[int, int] = {}
+        self._reduced: dict[int, int] = {}
+        self.of_turn: dict[int, list[_Array]] = {}
+        self.towards: dict[int, dict[_Array, None]] = {}
+        for array in group.arrays.values():
+            self._put(array, array.along[0])
+            if array.turn is not None:
+                self.of_turn.setdefault(array.turn, []).append(array)
+                for direction in array.along:
+                    self.towards.setdefault(direction, {})[array] = None
+        self._all = sum(self._bytes.values()) + sum(bytes_ for bytes_, _ in group.reductions)
+        for bytes_, directions in group.reductions:
+            for direction in directions:
+                self._reduced[direction] = self._reduced.get(direction, 0) + bytes_
+
+    def _put(self, array: _Array, along: int, sign: int = 1) -> None:
+        self._bytes[along] = self._bytes.get(along, 0.0) + sign * self._weight * array.bytes
+        self._arrays[along] = self._arrays.get(along, 0) + sign
+
+    def turn(self, number: int, before: bool) -> None:
+        """An array lies in its other order from now on; before: whether it was turned."""
+        for array in self.of_turn[number]:
+            self._put(array, array.along[before], -1)
+            self._put(array, array.along[not before])
+
+    def cost(self) -> float:
+        """Bytes that lie across the best direction, in the chosen orders."""
+        along = [d for d, count in self._arrays.items() if count]
+        return min(
+            (self._all - self._bytes[d] - self._reduced.get(d, 0) for d in along), default=0.0
+        )
+
+
 def _choose(groups: Sequence[_Group], count: int) -> list[bool]:
     """For each array that may be turned, whether it is: arrays of a group together, then each for itself."""
     turned = [False] * count
-    of_turn: list[list[_Group]] = [[] for _ in range(count)]
-    for group in groups:
-        for number in sorted({a.turn for a in group.arrays.values() if a.turn is not None}):
-            of_turn[number].append(group)
+    balances = [_Balance(group) for group in groups]
+    of_turn: list[list[_Balance]] = [[] for _ in range(count)]
+    for balance in balances:
+        for number in sorted(balance.of_turn):
+            of_turn[number].append(balance)
+
+    def turn(changes: Sequence[int]) -> None:
+        for number in changes:
+            for balance in of_turn[number]:
+                balance.turn(number, turned[number])
+            turned[number] = not turned[number]
 
     def try_changes(changes: Sequence[int]) -> bool:
-        near = {id(g): g for number in changes for g in of_turn[number]}.values()
-        before = sum(group.cost(turned) for group in near)
-        for number in changes:
-            turned[number] = not turned[number]
-        if sum(group.cost(turned) for group in near) <= before - LEAST_GAIN_BYTES:
+        near = {id(b): b for number in changes for b in of_turn[number]}.values()
+        before = sum(balance.cost() for balance in near)
+        turn(changes)
+        if sum(balance.cost() for balance in near) <= before - LEAST_GAIN_BYTES:
             return True
-        for number in changes:
-            turned[number] = not turned[number]
+        turn(changes)
         return False
 
     for _ in range(SWEEPS):
         changed = False
-        for group in groups:
-            for direction in sorted(group.directions()):
+        for balance in balances:
+            for direction, arrays in sorted(balance.towards.items()):
                 changes = dict.fromkeys(
                     a.turn
-                    for a in group.arrays.values()
+                    for a in arrays
                     if a.turn is not None
                     and a.along[turned[a.turn]] != direction
                     and a.along[not turned[a.turn]] == direction

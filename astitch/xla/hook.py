@@ -19,9 +19,10 @@ from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
 from astitch.hlo_import import import_from_compiler
 from astitch.show.compilation import Compilation
+from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
-from astitch.xla.marks import OUTSIDE, find_unmarked
+from astitch.xla.marks import find_unmarked
 from astitch.xla.prepare_kernels import Code
 from astitch.xla.room_for_collectives import leave_room
 from astitch.xla.write_module import TARGET
@@ -98,7 +99,7 @@ def stitch_module(
     Raises AstitchError for what astitch does not read.
     """
     _refuse_forms(module)
-    kept = dict.fromkeys(find_unmarked(module), OUTSIDE) if only_marked else {}
+    kept = dict.fromkeys(find_unmarked(module), NOT_ASKED) if only_marked else {}
     graph = import_from_compiler(module, kept)
     gpu = leave_room(gpu, graph)
     compilation, written = compile_for_xla(

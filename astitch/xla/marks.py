@@ -16,8 +16,6 @@ from astitch.hlo.schema import decode
 MARK = "astitch"
 """The frontend attribute's name; its value says how the function is to be stitched."""
 
-OUTSIDE = "outside of astitch.jit's functions"
-
 _FILLED = frozenset(
     b"bitcast broadcast concatenate convert copy iota opt-barrier pad reshape reverse select slice transpose".split()
 )

@@ -18,6 +18,7 @@ from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.program.steps import KernelStep
 from astitch.run.host_engine import HostEngine
+from tests.hlo_runner import parse_hlo_text
 
 UNARY: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "exp": (jnp.exp, np.exp),
@@ -130,6 +131,19 @@ def test_special_values_are_those_of_xla(dtype: Any) -> None:
             wrong = list(zip(*np.nonzero(~agree), strict=True))
             shown = [(z[k], got[k], want[k]) for k in wrong[:5]]
             assert not wrong, f"{name}: {len(wrong)} wrong: {shown}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_principal_cube_root(dtype: Any) -> None:
+    """JAX has no cube root of complex numbers; HLO has."""
+    name = f"c{np.dtype(dtype).itemsize * 8}[4096]"
+    module = parse_hlo_text(
+        f"HloModule m\nENTRY e {{ x = {name} parameter(0)\n ROOT r = {name} cbrt(x) }}"
+    )
+    z = draw(dtype, 4)
+    (got,) = HostEngine(compile_hlo(module, gpu=preset("host")).program).run([z])
+    exact = z.astype(np.clongdouble) ** (np.longdouble(1) / 3)
+    assert np.all(np.abs(got - exact) <= 12 * np.finfo(dtype).eps * np.abs(exact))
 
 
 def recurrence(a: Any, b: Any) -> Any:

@@ -64,6 +64,34 @@ def test_a_large_result_is_apart():
     assert stage["squared"] > stage["sent"]
 
 
+@pytest.mark.parametrize("other_first", [False, True])
+def test_sums_that_share_an_op_leave_it_in_front_of_both(other_first):
+    """One sum fits what is sent once, the other only what is sent twice; both read the same op."""
+    g = GraphBuilder()
+    x, y = g.parameter("f32[64,256]", "x"), g.parameter("f32[64,256]", "y")
+    send(g, g.op("tanh", "f32[64,256]", x, name="once"), "received")
+    twice = g.op("add", "f32[64,256]", x, y, name="twice")
+    send(g, twice, "first")
+    send(g, twice, "second")
+    shared = g.op("negate", "f32[64,256]", x, name="shared")
+
+    def sum_one() -> str:
+        return g.reduce(shared, (0,), "add", name="one")
+
+    def sum_other() -> str:
+        return g.reduce(
+            g.op("add", "f32[64,256]", shared, y, name="with_y"), (0,), "add", name="other"
+        )
+
+    made = [sum_one, sum_other]
+    totals = [make() for make in (made[::-1] if other_first else made)]
+    graph = g.build("received", "first", "second", *totals)
+    stage = cut(graph)
+    for node in graph:
+        if node.op != "opaque":
+            assert all(stage[o] <= stage[node.name] for o in node.operands), node.name
+
+
 def test_without_collectives_nothing_changes():
     g = GraphBuilder()
     y = g.op("tanh", "f32[64,256]", g.parameter("f32[64,256]"))

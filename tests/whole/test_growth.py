@@ -22,7 +22,7 @@ from astitch.stitch_scope import Scopes
 from benchmarks import compile_time
 
 H100 = preset("h100")
-MOST = 1.18
+MOST = 1.15
 """The exponent of calls ~ ops^e that work may have at most."""
 
 

@@ -12,8 +12,8 @@ from astitch.device.gpu import PRESETS, preset
 from astitch.graph.collectives import find_awaited
 from astitch.graph.ir import ArrayType, DType, Graph, Node, OpaqueAttrs, ParameterAttrs
 from astitch.hlo_import import import_from_compiler, serialize_module
+from astitch.show.share import NOT_ASKED
 from astitch.xla.hook import read_module
-from astitch.xla.marks import OUTSIDE
 from astitch.xla.room_for_collectives import COLLECTIVE_BLOCKS, leave_room
 
 MEETING, COLLECTIVE = "meeting", "collective"
@@ -214,7 +214,7 @@ def test_a_loop_that_communicates_leaves_room_also_where_it_stays_as_it_is(kept:
     loops = [
         (c.id, i.id) for c in module.computations for i in c.instructions if i.opcode == b"while"
     ]
-    graph = import_from_compiler(module, dict.fromkeys(loops, OUTSIDE) if kept else {})
+    graph = import_from_compiler(module, dict.fromkeys(loops, NOT_ASKED) if kept else {})
     gpu = preset("h100")
     assert leave_room(gpu, graph).sms == gpu.sms - COLLECTIVE_BLOCKS
     exponential = next(node.name for node in graph if node.op == "exponential")

@@ -1,4 +1,4 @@
-"""find_scattered: what XLA computes as it scatters is left to it, and nothing else."""
+"""find_scatter_operands: what XLA computes as it scatters is left to it, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from astitch.graph.ir import Graph
-from astitch.graph.scattered import find_scattered
+from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import expand
 from astitch.rewrite.simplify import simplify
@@ -51,7 +51,7 @@ NONE = {
 def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
     fn, arguments = ALL[name]
     graph = lower(fn, *arguments)
-    reasons = find_scattered(graph, ())
+    reasons = find_scatter_operands(graph, ())
     assert reasons
     scopes = find_scopes(choose_stages(Left(graph, reasons))).scopes
     (scatter,) = (node for node in graph if node.op == "scatter")
@@ -62,11 +62,11 @@ def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_what_kernels_need_or_reduce_stays_with_them(name: str) -> None:
     graph = lower(NONE[name], X, IDS, TABLE)
-    taken = {graph[n].op for n in find_scattered(graph, ())}
+    taken = {graph[n].op for n in find_scatter_operands(graph, ())}
     assert not taken & {"tanh", "divide", "reduce", "exponential"}
 
 
 def test_what_is_left_already_is_not_named_again() -> None:
     graph = lower(ALL["function"][0], X, IDS, TABLE)
-    named = find_scattered(graph, ())
-    assert not find_scattered(graph, named).keys() & named.keys()
+    named = find_scatter_operands(graph, ())
+    assert not find_scatter_operands(graph, named).keys() & named.keys()

@@ -9,11 +9,11 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 
 
-def find_scattered(graph: Graph, left: Collection[str]) -> dict[str, str]:
+def find_scatter_operands(graph: Graph, left: Collection[str]) -> dict[str, str]:
     """The ops that only give a scatter its updates and places, by name, each with the reason to leave it.
 
     left: ops that XLA computes in any case.  An op is taken if one scatter alone reads it, through others of its kind.
-    They stay with the kernels where these would have to store more for them than the updates.
+    They stay with the kernels where these would have to store as many bytes for them as the updates have.
     """
     found: dict[str, str] = {}
     for node in graph:
@@ -25,21 +25,28 @@ def find_scattered(graph: Graph, left: Collection[str]) -> dict[str, str]:
     return found
 
 
+def _split(scatter: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arrays that are scattered to; the places and the updates."""
+    count = len(scatter.operands) // 2
+    return scatter.operands[:count], scatter.operands[count:]
+
+
 def _find_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[str]:
-    """What can be computed for each update by itself, and that only this scatter needs."""
+    """What can be computed for each update by itself, and that only this scatter needs.
+
+    An op is looked at again whenever one of its readers has become a member; the last one lets it in.
+    """
+    targets, given = _split(scatter)
     members: set[str] = set()
-    count = len(scatter.operands) // 2  # of the arrays that are scattered to
-    into, targets = set(scatter.operands[count:]), scatter.operands[:count]
-    nodes = list(graph)
-    end = next(n for n, node in enumerate(nodes) if node.name == scatter.name)
-    for node in reversed(nodes[:end]):
-        if node.name not in into or node.name in targets or node.name in graph.outputs:
+    waiting = list(given)
+    while waiting:
+        name = waiting.pop()
+        needed = name in targets or name in graph.outputs or name in left
+        if name in members or needed or not _is_by_element(graph, graph[name]):
             continue
-        if node.name in left or not _is_by_element(graph, node):
-            continue
-        if members.issuperset({*graph.users[node.name]} - {scatter.name}):
-            members.add(node.name)
-            into.update(node.operands)
+        if members.issuperset({*graph.users[name]} - {scatter.name}):
+            members.add(name)
+            waiting += graph[name].operands
     return members
 
 
@@ -68,5 +75,5 @@ def _is_stitched(graph: Graph, node: Node, left: Collection[str]) -> bool:
 
 def _given_bytes(graph: Graph, scatter: Node, members: set[str]) -> int:
     """Bytes of those operands of the scatter that the members give it."""
-    given = scatter.operands[len(scatter.operands) // 2 :]
+    _, given = _split(scatter)
     return sum(graph[o].array.bytes for o in given if o in members)
