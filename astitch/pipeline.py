@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from astitch import options
+from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
@@ -33,6 +34,7 @@ from astitch.rewrite.recompute import Staged, recompute
 from astitch.rewrite.restore_windows import restore_windows
 from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.simplify import simplify
+from astitch.rewrite.sink_into_loops import sink_into_loops
 from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
@@ -71,6 +73,7 @@ class Target:
     """For whom a graph is compiled, and what is called between the passes.
 
     region: set for Launcher.REGION.  simplified: the graph comes out of the middle of XLA's compilation.
+    attention: may attention be a call of cuDNN's?  Only where XLA launches it.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  after: by the name of a pass, a callback that gets what the pass hands on.
@@ -79,6 +82,7 @@ class Target:
     launcher: Launcher = Launcher.OWN
     region: RegionRules | None = None
     simplified: bool = False
+    attention: bool = False
     loops: LoopPlanner | None = None
     render: Render | None = None
     on_kernel: OnKernel = lambda plan, compiled: None
@@ -154,6 +158,12 @@ def _rewrite(
 def _hoist(graph: Graph, job: Job) -> Graph:
     assert job.target.loops
     return simplify(check_graph(hoist_planned(graph, job.target.loops)))
+
+
+def _fuse_attention(graph: Graph, job: Job) -> Graph:
+    sunk = sink_into_loops(graph)
+    fused = fuse_attention(sunk, job.gpu)
+    return graph if fused is graph else simplify(check_graph(fused))
 
 
 def _expand(graph: Graph, job: Job) -> Graph:
@@ -256,6 +266,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: restore_windows(graph),
         lambda job: job.target.simplified,
     ),
+    _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("expand", _expand),
     _rewrite(

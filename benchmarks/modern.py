@@ -43,7 +43,7 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
         command = [sys.executable, "-m", "benchmarks.modern", "--alone", name, "--json", str(out)]
         command += ["--size", options.size, "--seed", str(options.seed)]
         command += ["--sides", *options.sides]
-        flags = ("ahead", "check", "only-time")
+        flags = ("ahead", "attention", "check", "only-time")
         command += [f"--{flag}" for flag in flags if getattr(options, flag.replace("-", "_"))]
         if options.dump:
             command += ["--dump", str(options.dump)]
@@ -86,6 +86,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ahead", action="store_true", help="compile for an H100 that is not here")
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
     parser.add_argument("--only-time", action="store_true", help="measure, compare no results")
+    parser.add_argument(
+        "--attention", action="store_true", help="through the hook, attention is cuDNN's"
+    )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
     parser.add_argument("--json", type=Path, help="write the rows there, after each program")
@@ -107,10 +110,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = options.size == "small"
     if options.alone:
         if options.ahead:
-            compile_both(options.alone, small, options.seed, options.json, options.dump)
+            compile_both(
+                options.alone, small, options.seed, options.json, options.dump, options.attention
+            )
         else:
             what = "check" if options.check else "time" if options.only_time else "both"
-            measure_program(options.alone, small, options.seed, options.json, options.sides, what)
+            measure_program(
+                options.alone,
+                small,
+                options.seed,
+                options.json,
+                options.sides,
+                what,
+                attention=options.attention,
+            )
         return
     if options.report:
         data = json.loads(options.report.read_text())

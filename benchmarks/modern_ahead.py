@@ -73,8 +73,10 @@ class AheadRow:
         return cls(**{**data, **sides})
 
 
-def compile_both(name: str, small: bool, seed: int, out: Path, dump: Path | None) -> None:
-    """Writes the row to `out`, XLA's side as soon as there is one."""
+def compile_both(
+    name: str, small: bool, seed: int, out: Path, dump: Path | None, attention: bool = False
+) -> None:
+    """Writes the row to `out`, XLA's side as soon as there is one.  attention: see astitch.enable."""
     import astitch
 
     program = make_program(name, small=small, seed=seed)
@@ -84,7 +86,7 @@ def compile_both(name: str, small: bool, seed: int, out: Path, dump: Path | None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             # Each way takes the user's call: a decorated function, or the block around it.
-            with astitch.enabled(gpu=GPU) if stitches else nullcontext():
+            with astitch.enabled(gpu=GPU, attention=attention) if stitches else nullcontext():
                 start = time.perf_counter()
                 compiled = compile_ahead(program)
                 seconds = time.perf_counter() - start

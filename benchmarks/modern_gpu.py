@@ -85,21 +85,31 @@ class Side:
 
 
 def measure_program(
-    name: str, small: bool, seed: int, out: Path, sides: Sequence[str], what: What
+    name: str,
+    small: bool,
+    seed: int,
+    out: Path,
+    sides: Sequence[str],
+    what: What,
+    *,
+    attention: bool = False,
 ) -> None:
-    """Writes the row to `out`.  what: "check" compares results only, also without a GPU; "time" compares none."""
+    """Writes the row to `out`.
+
+    what: "check" compares results only, also without a GPU; "time" compares none.  attention: see astitch.enable.
+    """
     row = GpuRow(name, device=jax.devices()[0].device_kind)
     if jax.default_backend() != "gpu" and what != "check":
         raise SystemExit("JAX sees no GPU here: give --ahead or --check")
     with use_empty_caches():
-        for _ in fill_row(row, small, seed, sides, what):
+        for _ in fill_row(row, small, seed, sides, what, attention):
             partial = out.with_suffix(".part")  # what is known stays if the process is stopped
             partial.write_text(json.dumps(asdict(row)))
             partial.replace(out)
 
 
 def fill_row(
-    row: GpuRow, small: bool, seed: int, names: Sequence[str], what: What
+    row: GpuRow, small: bool, seed: int, names: Sequence[str], what: What, attention: bool
 ) -> Iterator[None]:
     """Yields whenever more of the row is known."""
 
@@ -119,7 +129,7 @@ def fill_row(
         if name == "torch":
             continue
         with noting(name):
-            side = make_side(name, program)
+            side = make_side(name, program, attention)
             arguments = place(given)
             start = time.perf_counter()
             side.wait(side.step(*arguments))
@@ -144,7 +154,7 @@ def fill_row(
     yield
 
 
-def make_side(name: str, program: Program) -> Side:
+def make_side(name: str, program: Program, attention: bool) -> Side:
     import astitch
     from astitch.api.engines import choose_engine
 
@@ -157,11 +167,11 @@ def make_side(name: str, program: Program) -> Side:
         return Side(name, jitted, jax.block_until_ready, lambda *a: jitted.lower(*a).compile())
 
     def step(*arguments: Any) -> Any:
-        with astitch.enabled():
+        with astitch.enabled(attention=attention):
             return jitted(*arguments)
 
     def plan(*arguments: Any) -> Any:
-        with astitch.enabled():
+        with astitch.enabled(attention=attention):
             return jitted.lower(*arguments).compile()
 
     return Side(name, step, jax.block_until_ready, plan)

@@ -48,8 +48,10 @@ class Seen:
 
 
 @contextlib.contextmanager
-def hooked(*, stitches: bool = True) -> Iterator[Seen]:
-    """Programs that are compiled here go through astitch; with stitches=False they are only looked at."""
+def hooked(*, stitches: bool = True, attention: bool = False) -> Iterator[Seen]:
+    """Programs that are compiled here go through astitch; with stitches=False they are only looked at.
+
+    attention: see astitch.enable."""
     from jax.extend import xla
 
     seen = Seen()
@@ -61,7 +63,7 @@ def hooked(*, stitches: bool = True) -> Iterator[Seen]:
             module = read_module(data)
             if not stitches or not is_worth(module):
                 return None
-            seen.stitchings.append(stitch_module(module, preset(GPU)))
+            seen.stitchings.append(stitch_module(module, preset(GPU), attention=attention))
             return seen.stitchings[-1].module
         except BaseException as error:
             errors.append(error)

@@ -37,6 +37,7 @@ def enable(
     tune: bool | None = None,
     strict: bool | float = False,
     check: bool | None = None,
+    attention: bool = False,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
 
@@ -46,9 +47,10 @@ def enable(
     gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
     check: compare each call of a stitched program with XLA's own version of it; None: as ASTITCH_CHECK says.
+    attention: give attention in 16 bits to cuDNN, so that no scores are written to memory (docs/attention.md).
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """
-    settings = _make_settings(gpu, tune, strict, check)
+    settings = _make_settings(gpu, tune, strict, check, attention)
     _install()
     context().set_global(settings)
 
@@ -66,9 +68,10 @@ def enabled(
     tune: bool | None = None,
     strict: bool | float = False,
     check: bool | None = None,
+    attention: bool = False,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
-    settings = _make_settings(gpu, tune, strict, check)
+    settings = _make_settings(gpu, tune, strict, check, attention)
     _install()
     with context()(settings):
         yield
@@ -92,14 +95,18 @@ def report() -> Report:
 
 
 def _make_settings(
-    gpu: str | None, tune: bool | None, strict: bool | float, check: bool | None
+    gpu: str | None,
+    tune: bool | None,
+    strict: bool | float,
+    check: bool | None,
+    attention: bool,
 ) -> Settings:
     if gpu is not None and gpu not in PRESETS:
         raise InvalidOption(
             f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
         )
     check_strict(strict, "astitch.enable")
-    return Settings(gpu, tune, strict, check)
+    return Settings(gpu, tune, strict, check, attention)
 
 
 # ---- JAX's seams -------------------------------------------------------------------------------------------------
@@ -291,6 +298,15 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
         pass_interrupt(error)
         if not compiling.stitched or compiling.is_strict:
             raise
+        if compiling.leave_attention():
+            journal.replace(compiling, f"XLA refuses its attention: {show_error(error)}")
+            warnings.warn(
+                f"astitch: attention of {compiling.name} stays as it is: as cuDNN's XLA fails: {show_error(error)}\n"
+                "  please report it",
+                FaultWarning,
+                stacklevel=4,
+            )
+            return _compile(compile_, compiling)
         compiling.off = compiling.is_passing = True
         made = compile_()
         journal.replace(compiling, f"XLA refuses the module with kernels: {show_error(error)}")

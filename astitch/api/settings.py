@@ -25,13 +25,14 @@ class Settings:
 
     gpu: the name of a preset for GPUs that are not here; None: the device that a program is compiled for.
     tune, strict: see astitch.jit; of strict a number is the least share of the memory-intensive time.
-    check: see astitch.enable.
+    check, attention: see astitch.enable.
     """
 
     gpu: str | None = None
     tune: bool | None = None
     strict: bool | float = False
     check: bool | None = None
+    attention: bool = False
 
 
 @functools.cache

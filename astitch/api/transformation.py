@@ -167,6 +167,14 @@ class Compiling:
     def is_strict(self) -> bool:
         return bool(self.settings and self.settings.strict)
 
+    def leave_attention(self) -> bool:
+        """Makes the next try one without calls of attention; False where there were none."""
+        if self.settings is None or not self.settings.attention:
+            return False
+        self.settings = replace(self.settings, attention=False)
+        self.called = self.stitched = False
+        return True
+
     @property
     def is_checked(self) -> bool:
         """Is the program to be compared with XLA's own version?"""
@@ -240,8 +248,8 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
     tune = options.tune() if settings.tune is None else settings.tune
     _, loops, deterministic = switches()
     return (
-        f"{which}, tune={tune}, strict={settings.strict}, loops={loops}, deterministic={deterministic}, "
-        f"sources {fingerprint().hex()[:12]}"
+        f"{which}, tune={tune}, strict={settings.strict}, attention={settings.attention}, loops={loops}, "
+        f"deterministic={deterministic}, sources {fingerprint().hex()[:12]}"
     )
 
 
@@ -261,7 +269,14 @@ def _stitch(
     """What an earlier process made of the module, or this one makes of it now."""
     tune = options.tune() if settings.tune is None else settings.tune
     marked = compiling.settings is None
-    key = key_of(module, gpu, only_marked=marked, strict=settings.strict, tune=tune)
+    key = key_of(
+        module,
+        gpu,
+        only_marked=marked,
+        strict=settings.strict,
+        tune=tune,
+        attention=settings.attention,
+    )
     make = functools.partial(_compile, module, data, compiling, settings, gpu, device)
     return take_or_make(module, key, make)
 
@@ -277,6 +292,7 @@ def _compile(
             only_marked=compiling.settings is None,
             tune=tune,
             strict=is_whole(settings.strict),
+            attention=settings.attention,
             hand_out=assemble,
         )
     trace_compilation(data, made.compilation)

@@ -486,6 +486,27 @@ class CustomCallAttrs:
     latency_ns: int = 0
 
 
+Order: TypeAlias = tuple[int, int, int, int]
+"""Which dimension of an array is its batch, its heads, its positions, its features."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionAttrs:
+    """attention, attention-gradient: softmax(scale q k^T) v for each batch and head (graph/ops/attention.py).
+
+    causal: position i of q sees positions j <= i of k.  window: with causal, only j > i - window; 0: all.
+    q, k, v: how the dimensions of these operands are ordered.  gradient: the same of the gradient of the result.
+    """
+
+    scale: float
+    causal: bool
+    window: int
+    q: Order
+    k: Order
+    v: Order
+    gradient: Order = (0, 1, 2, 3)
+
+
 Tree: TypeAlias = "tuple[Tree, ...] | None"
 """How an HLO value is made of arrays: None is one array, a tuple is a tuple."""
 
@@ -545,6 +566,7 @@ Attrs = (
     | CholeskyAttrs
     | ConditionalAttrs
     | CustomCallAttrs
+    | AttentionAttrs
     | OpaqueAttrs
 )
 

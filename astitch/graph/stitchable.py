@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from astitch.graph.dimensions import array_of
-from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Node, OpaqueAttrs
+from astitch.graph.ir import (
+    ArrayType,
+    AttentionAttrs,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Node,
+    OpaqueAttrs,
+)
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.ops.windows import find_running
 from astitch.graph.running import why_not_liftable
@@ -25,6 +33,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     kind = OPS[node.op].kind
     if isinstance(node.attrs, OpaqueAttrs):
         return node.attrs.reason
+    if isinstance(node.attrs, AttentionAttrs):
+        return "attention: a library call"
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

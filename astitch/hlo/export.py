@@ -36,9 +36,10 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.hlo import schema
+from astitch.hlo.attention import render_attention
 from astitch.hlo.literal import write_literal
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
-from astitch.hlo.shapes import TUPLE, write_shape, write_tuple_shape
+from astitch.hlo.shapes import TUPLE, as_array, read_type, write_shape, write_tuple_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,8 @@ class _Computation:
                 value = self._add_opaque(node, operands)
             case "mulhi":
                 value = self._add_upper_half(node, operands)
+            case "attention" | "attention-gradient":
+                value = self._add_attention(node, operands)
             case _:
                 value = self._add(node, node.type, operands)
         self.values[node.name] = value
@@ -401,6 +404,19 @@ class _Computation:
         for part in _render_upper_half(node):
             values[part.name] = self._add(part, part.type, [values[o] for o in part.operands])
         return values[node.name]
+
+    def _add_attention(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """A call of cuDNN's, with its results in the order that the node gives."""
+        types = [as_array(read_type(v.shape, node.name), node.name) for v in operands]
+        values = dict(zip(node.operands, operands, strict=True))
+        parts, names = render_attention(node, types)
+        for part in parts:
+            given = [values[o] for o in part.operands]
+            if isinstance(part.attrs, GetTupleElementAttrs):
+                values[part.name] = self._project(given[0], part.attrs.index, part.name, part)
+            else:
+                values[part.name] = self._add(part, part.type, given)
+        return self._tuple([values[name] for name in names], node.name)
 
     def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """A while over the tuple of its state, also where that is one array."""

@@ -15,7 +15,15 @@ from astitch.cost.projected_latency import project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
-from astitch.graph.ir import ArrayType, CustomCallAttrs, Graph, Node, OpaqueAttrs, TupleType
+from astitch.graph.ir import (
+    ArrayType,
+    AttentionAttrs,
+    CustomCallAttrs,
+    Graph,
+    Node,
+    OpaqueAttrs,
+    TupleType,
+)
 from astitch.graph.ops import OPS, Kind
 from astitch.hlo.host_memory import IN_HOST
 from astitch.loops.analysis import count_turns
@@ -202,7 +210,8 @@ def is_light(node: Node) -> bool:
         return row is not None and row.kind in _LIGHT and node.attrs.reason != IN_HOST
     kind = OPS[node.op].kind
     if kind is Kind.OTHER:
-        return not isinstance(node.attrs, CustomCallAttrs) and bool(node.operands)
+        called = isinstance(node.attrs, (CustomCallAttrs, AttentionAttrs))
+        return not called and bool(node.operands)
     return kind in _LIGHT and not OPS[node.op].is_view
 
 

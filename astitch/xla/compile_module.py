@@ -16,7 +16,7 @@ from astitch.compile import compile_graph, pause_collector
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
-from astitch.graph.ir import Graph
+from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
 from astitch.kernel.in_place import InPlace
@@ -57,6 +57,7 @@ def compile_for_xla(
     strict: bool = False,
     code: Code = Code.PTX,
     simplified: bool = False,
+    attention: bool = False,
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> tuple[Compilation, bytes]:
@@ -65,6 +66,7 @@ def compile_for_xla(
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
     simplified: the graph comes out of the middle of XLA's compilation.  Then the bodies of loops and the branches of
     conditionals are stitched too, where the environment says nothing.
+    attention: see Target.
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts, from several threads.  It gets most kernels that XLA will load as
     soon as they are compiled, and all of them in the end.  It also gets some that XLA will not load.
@@ -87,6 +89,7 @@ def compile_for_xla(
         faults,
         None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
         simplified,
+        attention,
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
@@ -95,7 +98,7 @@ def compile_for_xla(
     job.hand_out_prepared(kernels.values())
     compilation = note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
-        compilation = stitch_bodies(compilation, tune=tune, faults=faults)
+        compilation = stitch_bodies(compilation, tune=tune, attention=attention, faults=faults)
     compilation, regions = export_bodies(compilation, partial(_prepare_body, code, faults))
     compilation, loops = _take_loops(job, compilation)
     compilation = replace(compilation, faults=faults.found)
@@ -119,6 +122,7 @@ class _Job:
     faults: FaultLog
     planner: LoopPlanner | None
     simplified: bool
+    attention: bool
 
     def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
         if self.code is Code.PTX:
@@ -140,6 +144,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
     target = Target(
         launcher=Launcher.XLA,
         simplified=job.simplified,
+        attention=job.attention,
         loops=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
@@ -224,7 +229,8 @@ def export_bodies(
         kernels = prepare(body.compilation, OPS[body.op].is_loop, left)
         inner, inside = export_bodies(note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
-        if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):
+        attends = any(isinstance(node.attrs, AttentionAttrs) for node in inner.scopes.graph)
+        if inside or attends or any(isinstance(k, XlaKernel) for k in kernels.values()):
             regions[body.region] = read_part(export_program(inner, kernels, inside))
     return replace(compilation, bodies=tuple(bodies)), regions
 

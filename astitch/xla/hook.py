@@ -15,6 +15,7 @@ from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
 from astitch.graph.ir import Graph
 from astitch.hlo import schema
+from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
 from astitch.hlo_import import import_from_compiler
@@ -82,6 +83,12 @@ def count_kernels(module: Any) -> int:
     return sum(i.custom_call_target == target for c in module.computations for i in c.instructions)
 
 
+def count_attentions(module: Any) -> int:
+    """How many calls of cuDNN's attention are in an HloModuleProto."""
+    targets = {target.encode() for target in (*FORWARD, *GRADIENT)}
+    return sum(i.custom_call_target in targets for c in module.computations for i in c.instructions)
+
+
 def stitch_module(
     module: Any,
     gpu: Gpu,
@@ -89,6 +96,7 @@ def stitch_module(
     only_marked: bool = False,
     tune: bool = False,
     strict: bool = False,
+    attention: bool = False,
     code: Code = Code.PTX,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> Stitching:
@@ -110,10 +118,11 @@ def stitch_module(
         strict=strict,
         code=code,
         simplified=True,
+        attention=attention,
         hand_out=hand_out,
     )
     new = read_module(written)
-    kernels = count_kernels(new)
+    kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
     if not kernels:
         return Stitching(compilation, None, reason=NOTHING)
     return Stitching(compilation, graft(module, new), kernels)

@@ -47,7 +47,7 @@ class Made:
 
 
 def key_of(
-    module: Any, gpu: Gpu, *, only_marked: bool, strict: bool | float, tune: bool
+    module: Any, gpu: Gpu, *, only_marked: bool, strict: bool | float, tune: bool, attention: bool
 ) -> str | None:
     """Hash of all that decides what is made; None where something else does.
 
@@ -59,7 +59,7 @@ def key_of(
     import jax
 
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
-    switches = only_marked, strict, options.loops().name, options.deterministic()
+    switches = only_marked, strict, attention, options.loops().name, options.deterministic()
     parts = FORM, digest_module(module), fingerprint(), astuple(gpu), switches
     return hashlib.sha256(repr((*parts, jax.__version__, compiler)).encode()).hexdigest()
 

@@ -39,10 +39,11 @@ def stitch_bodies(
     path: str = "",
     *,
     tune: bool = False,
+    attention: bool = False,
     faults: FaultLog | None = None,
 ) -> Compilation:
     """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
-    faults: keeps the errors that leave a region to XLA."""
+    attention: see Target.  faults: keeps the errors that leave a region to XLA."""
     faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
@@ -60,7 +61,7 @@ def stitch_bodies(
                 name = f"{path}body_{len(bodies)}_"
                 rules = RegionRules(name, find_updates, leave_region)
                 try:
-                    target = Target(launcher=Launcher.REGION, region=rules)
+                    target = Target(launcher=Launcher.REGION, region=rules, attention=attention)
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
                 except Exception as error:
                     pass_interrupt(error)
@@ -69,7 +70,7 @@ def stitch_bodies(
                         where = f"a region of %{node.name}"
                         faults.note(error, stage="compile", subject=where, cost="XLA computes it")
                     continue
-                inner = stitch_bodies(inner, name, tune=tune, faults=faults)
+                inner = stitch_bodies(inner, name, tune=tune, attention=attention, faults=faults)
                 bodies[region] = Body(node.name, node.op, region, inner, {node.name: times})
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))

@@ -9,6 +9,7 @@ import numpy as np
 
 from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import (
+    attention,
     compute,
     control,
     elementwise,
@@ -30,6 +31,7 @@ OPS: dict[str, Op] = {
     **indexed.ROWS,
     **reductions.ROWS,
     **compute.ROWS,
+    **attention.ROWS,
     **control.ROWS,
     **other.ROWS,
 }

@@ -1,0 +1,1 @@
+"""Attention: found by what it computes, and handed to a library whole."""

@@ -1,0 +1,348 @@
+"""What is computed from the scores of one row at a time, between the products of attention.
+
+Takes a product of matrices, finds the ops that compute each row of an array from the same row of the product and of
+others, and evaluates them for rows of random numbers.  Two ways to write one function are told to be equal by what
+they give, whatever they are made of: functions of this kind that agree at random points to all digits are equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from astitch.attention.indices import varying_dimensions
+from astitch.graph.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    ConstantAttrs,
+    DimensionsAttrs,
+    DType,
+    Graph,
+    Node,
+    TransposeAttrs,
+    TupleType,
+)
+from astitch.graph.ops import OPS, Kind, monoid_of
+
+MOST_OPS = 256
+"""Ops after which a search ends: the functions between two products of attention have far fewer."""
+
+ROWS, KEYS = 7, 6
+"""The rows of random numbers, and the elements of each."""
+
+LEFT_OUT = -1e9
+"""A number that, added to a score, leaves it out."""
+
+_REDUCERS: Mapping[str, np.ufunc] = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
+
+Label = tuple[int, ...]
+"""The parts of a dimension by their numbers, outer ones first.  A dimension of extent 1 has none."""
+
+
+class NotARow(Exception):
+    """The op computes a row from more than that row."""
+
+
+@dataclass
+class Parts:
+    """The dimensions of the product, cut as finely as a reshape asks for.
+
+    extents: of each part.  cuts: the parts of one that was cut.
+    """
+
+    extents: list[int] = field(default_factory=list)
+    cuts: dict[int, Label] = field(default_factory=dict)
+
+    def add(self, extent: int) -> int:
+        self.extents.append(extent)
+        return len(self.extents) - 1
+
+    def resolve(self, label: Label) -> Label:
+        """The finest parts."""
+        found: list[int] = []
+        for part in label:
+            found += self.resolve(self.cuts[part]) if part in self.cuts else (part,)
+        return tuple(found)
+
+    def extent(self, label: Label) -> int:
+        return prod(self.extents[p] for p in self.resolve(label))
+
+    def regroup(self, label: Label, shape: Sequence[int]) -> tuple[Label, ...]:
+        """The parts of the dimensions of a reshape of what has the parts `label`.  Raises NotARow."""
+        left = list(self.resolve(label))
+        found: list[Label] = []
+        for extent in shape:
+            taken: list[int] = []
+            while self.extent(tuple(taken)) < extent:
+                if not left:
+                    raise NotARow
+                wanted, rest = divmod(extent, self.extent(tuple(taken)))
+                if rest:
+                    raise NotARow
+                part = left.pop(0)
+                size = self.extents[part]
+                if size > wanted:
+                    if size % wanted:
+                        raise NotARow
+                    inner = self.add(size // wanted)
+                    self.cuts[part] = (self.add(wanted), inner)
+                    part = self.cuts[part][0]
+                    left.insert(0, inner)
+                taken.append(part)
+            if self.extent(tuple(taken)) != extent:
+                raise NotARow
+            found.append(tuple(taken))
+        if left:
+            raise NotARow
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a row function reads beside the product.
+
+    name: of the node.  labels: of its dimensions as the first reader has them.
+    """
+
+    name: str
+    labels: tuple[Label, ...]
+
+
+class RowFunctions:
+    """The ops that compute rows from the rows of a product.
+
+    key: the number of the product's dimension along which a row lies.
+    """
+
+    def __init__(self, graph: Graph, product: Node, key: int, order: Mapping[str, int]) -> None:
+        self.graph, self.product, self.key_dimension = graph, product, key
+        self.parts = Parts()
+        labels = tuple(() if n == 1 else (self.parts.add(n),) for n in product.shape)
+        self.key = labels[key]
+        self.labels: dict[str, tuple[Label | None, ...]] = {product.name: labels}
+        self.sources: dict[str, Source] = {}
+        self.aliases: dict[str, str] = {}  # what repeats an array as another source does
+        self._repeated: dict[tuple[str, tuple[Label, ...]], str] = {}
+        self.reads: dict[str, frozenset[str]] = {product.name: frozenset()}
+        self._find(order)
+
+    # ---- which ops they are
+
+    def _find(self, order: Mapping[str, int]) -> None:
+        queue = [(order[u], u) for u in self.graph.users[self.product.name]]
+        heapq.heapify(queue)
+        seen = {name for _, name in queue}
+        while queue and len(self.labels) < MOST_OPS:
+            _, name = heapq.heappop(queue)
+            node = self.graph[name]
+            try:
+                labels = self._label(node)
+            except NotARow:
+                continue
+            self.labels[name] = labels
+            inside = [o for o in node.operands if o in self.labels]
+            outside = [self.aliases.get(o, o) for o in node.operands if o not in self.labels]
+            sources = frozenset(name for name in outside if name in self.sources)
+            read = sources.union(*(self.reads[o] for o in inside))
+            self.reads[name] = read
+            for user in self.graph.users[name]:
+                if user not in seen:
+                    seen.add(user)
+                    heapq.heappush(queue, (order[user], user))
+
+    def _label(self, node: Node) -> tuple[Label | None, ...]:
+        """The parts of each dimension of what an op computes.  Raises NotARow."""
+        if isinstance(node.type, TupleType):
+            raise NotARow
+        row = OPS[node.op]
+        first = self.labels.get(node.operands[0])
+        if row.kind is Kind.ELEMENTWISE:
+            return self._join(node)
+        if first is None:
+            raise NotARow
+        if isinstance(node.attrs, BroadcastAttrs):
+            found: list[Label | None] = [() if n == 1 else None for n in node.shape]
+            source = self.graph[node.operands[0]].shape
+            for d, (label, extent) in enumerate(zip(first, source, strict=True)):
+                target = node.attrs.dimensions[d]
+                if extent == node.shape[target]:
+                    found[target] = label
+            return tuple(found)
+        if isinstance(node.attrs, TransposeAttrs):
+            return tuple(first[d] for d in node.attrs.permutation)
+        if row.is_view and row.kind is Kind.INDEX:
+            if any(label is None for label in first):
+                raise NotARow
+            return self.parts.regroup(
+                tuple(p for label in first if label for p in label), node.shape
+            )
+        if row.is_reduce and isinstance(node.attrs, DimensionsAttrs) and len(node.operands) == 2:
+            return self._reduce(node, first)
+        raise NotARow
+
+    def _reduce(self, node: Node, first: tuple[Label | None, ...]) -> tuple[Label | None, ...]:
+        assert isinstance(node.attrs, DimensionsAttrs)
+        reduced = [first[d] for d in node.attrs.dimensions]
+        if monoid_of(node.regions[0]) not in _REDUCERS or any(r is None for r in reduced):
+            raise NotARow
+        parts = self.parts.resolve(tuple(p for label in reduced if label for p in label))
+        if sorted(parts) != sorted(self.parts.resolve(self.key)):
+            raise NotARow
+        start = self.graph[node.operands[1]]
+        if not isinstance(start.attrs, ConstantAttrs):
+            raise NotARow
+        kept = [d for d in range(len(first)) if d not in node.attrs.dimensions]
+        return tuple(first[d] for d in kept)
+
+    def _join(self, node: Node) -> tuple[Label | None, ...]:
+        """The labels of an element-wise op: its operands of the row must agree.  Others become sources."""
+        found: list[Label | None] = [() if n == 1 else None for n in node.shape]
+        outside: list[str] = []
+        for operand in node.operands:
+            known = self.labels.get(operand)
+            if known is None:
+                outside.append(operand)
+                continue
+            if len(known) != len(found):
+                raise NotARow  # a scalar condition
+            for d, label in enumerate(known):
+                if label is None:
+                    continue
+                if found[d] is not None and self.parts.resolve(
+                    found[d] or ()
+                ) != self.parts.resolve(label):
+                    raise NotARow
+                found[d] = label
+        outside = [name for name in outside if read_scalar(self.graph, name) is None]
+        if outside and found.count(None) == 1:
+            # One number a row, repeated beside an array: along the row.
+            repeated = found.index(None)
+            if node.shape[repeated] == self.parts.extent(self.key):
+                found[repeated] = self.key
+        for operand in outside:
+            self._add_source(operand, found)
+        return tuple(found)
+
+    def _add_source(self, name: str, labels: Sequence[Label | None]) -> None:
+        node = self.graph[name]
+        if isinstance(node.type, TupleType) or not (
+            node.dtype.is_float or node.dtype is DType.PRED
+        ):
+            raise NotARow
+        if len(node.shape) != len(labels) or any(label is None for label in labels):
+            raise NotARow
+        found = tuple(label or () for label in labels)
+        base, places = node, list(map(self.parts.resolve, found))
+        while isinstance(base.attrs, BroadcastAttrs):
+            places = [places[d] for d in base.attrs.dimensions]
+            base = self.graph[base.operands[0]]
+        same = self._repeated.setdefault((base.name, tuple(places)), name)
+        if same != name:
+            self.aliases[name] = same
+            return
+        known = self.sources.setdefault(name, Source(name, found))
+        if tuple(map(self.parts.resolve, known.labels)) != tuple(map(self.parts.resolve, found)):
+            raise NotARow
+
+    def resolved(self, name: str) -> tuple[Label, ...] | None:
+        """The parts of each dimension of an op's result; None where one is not known."""
+        labels = self.labels.get(name)
+        if labels is None or any(label is None for label in labels):
+            return None
+        return tuple(self.parts.resolve(label or ()) for label in labels)
+
+    # ---- what they compute
+
+    def varies_along_key(self, source: Source) -> bool:
+        """May the elements of a source's row differ?"""
+        key = set(self.parts.resolve(self.key))
+        varying = varying_dimensions(self.graph, source.name)
+        return any(key & set(self.parts.resolve(source.labels[d])) for d in varying)
+
+    def draw(
+        self, seed: int, masks: Container[str] = (), spread: float = 2.0, offset: float = 0.0
+    ) -> dict[str, np.ndarray]:
+        """Random rows of the product, normal with this deviation and mean, and of all sources.
+
+        masks: the sources that are conditions, or numbers that are 0 or LEFT_OUT.
+        """
+        random = np.random.default_rng(seed)
+        drawn = {self.product.name: offset + spread * random.standard_normal((ROWS, KEYS))}
+        for source in self.sources.values():
+            size = (ROWS, KEYS if self.varies_along_key(source) else 1)
+            if source.name not in masks:
+                drawn[source.name] = random.standard_normal(size)
+                continue
+            value: np.ndarray = random.random(size) < 0.6
+            if size[1] > 1:  # each row has both
+                value[:, 0], value[:, 1] = True, False
+                value = random.permuted(value, axis=1)
+            is_condition = self.graph[source.name].dtype is DType.PRED
+            drawn[source.name] = value if is_condition else np.where(value, 0.0, LEFT_OUT)
+        drawn.update({name: drawn[same] for name, same in self.aliases.items()})
+        return drawn
+
+    def evaluate(self, name: str, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What an op gives for these rows, in f64: [ROWS, KEYS], or [ROWS, 1] where it is one number a row."""
+        known = dict(rows)
+        with np.errstate(all="ignore"):
+            return self._evaluate(name, known)
+
+    def _evaluate(self, name: str, known: dict[str, np.ndarray]) -> np.ndarray:
+        wanted = [name]
+        while wanted:
+            current = wanted[-1]
+            if current in known:
+                wanted.pop()
+                continue
+            node = self.graph[current]
+            if current not in self.labels:
+                scalar = read_scalar(self.graph, current)
+                assert scalar is not None
+                known[current] = np.full((1, 1), scalar)
+                continue
+            operands = node.operands[:1] if OPS[node.op].is_reduce else node.operands
+            missing = [o for o in operands if o not in known]
+            if missing:
+                wanted += missing
+                continue
+            known[current] = self._apply(node, [known[o] for o in operands])
+        return known[name]
+
+    def _apply(self, node: Node, operands: list[np.ndarray]) -> np.ndarray:
+        row = OPS[node.op]
+        if row.is_reduce:
+            ufunc = _REDUCERS[monoid_of(node.regions[0]) or ""]
+            whole = np.broadcast_to(operands[0], (ROWS, KEYS))
+            return np.asarray(ufunc.reduce(whole, axis=1, keepdims=True))
+        if row.kind is not Kind.ELEMENTWISE:
+            return operands[0]
+        spread = np.broadcast_arrays(*operands)
+        if row.is_conversion:
+            return spread[0].astype(np.float64 if node.dtype.is_float else node.dtype.numpy)
+        assert row.meaning is not None
+        dtype = DType.F64 if node.dtype.is_float else node.dtype
+        wide = replace(node, type=ArrayType(dtype, spread[0].shape))
+        return np.asarray(row.meaning(wide, *spread))
+
+
+def read_scalar(graph: Graph, name: str) -> float | None:
+    """The number that each element of a constant is, repeated or not; None for what is no constant."""
+    node = graph[name]
+    while isinstance(node.attrs, BroadcastAttrs):
+        node = graph[node.operands[0]]
+    if not isinstance(node.attrs, ConstantAttrs):
+        return None
+    value = node.attrs.value.numpy()
+    if not value.size or np.any(value != value.flat[0]):
+        return None
+    return float(value.flat[0].astype(np.float64))
+
+
+def number_nodes(names: Iterable[str]) -> dict[str, int]:
+    """The place of each in the order of the graph."""
+    return {name: number for number, name in enumerate(names)}

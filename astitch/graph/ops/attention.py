@@ -1,0 +1,164 @@
+"""Attention and its gradient, as libraries compute them: the scores are never written to memory.
+
+    attention(q, k, v [, bias]) -> (o, statistics)
+    attention-gradient(q, k, v, statistics, do, o [, bias]) -> (dq, dk, dv)
+
+q and k have as many features each; v may have others.  k and v may have fewer heads than q: so many heads of q share
+one of theirs.  bias: added to the scaled scores, [batch or 1, heads of q or 1, positions of q, positions of k].
+statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
+of scores.  o is ordered as q is, each gradient as what it is the gradient of.
+"""
+
+# NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from astitch.graph.ir import ArrayType, AttentionAttrs, DType, Node, Order, TupleType, Type
+from astitch.graph.ops.arrays import Array, array_types
+from astitch.graph.ops.hlo_fields import Attributes
+from astitch.graph.ops.row import Kind, Op
+from astitch.graph.ops.rules import arrays_of, attrs_of, require, require_operands
+
+
+def _extents(array: ArrayType, order: Order) -> tuple[int, ...]:
+    return tuple(array.shape[d] for d in order)
+
+
+def _with_features(array: ArrayType, order: Order, features: int) -> ArrayType:
+    shape = list(array.shape)
+    shape[order[3]] = features
+    return ArrayType(array.dtype, tuple(shape))
+
+
+def _infer_attention(node: Node, operands: Sequence[Type]) -> Type:
+    q, k, v, *bias = arrays_of(operands)
+    return _check(node, q, k, v, bias)
+
+
+def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
+    q, k, v, statistics, gradient, o, *bias = arrays_of(operands)
+    expected = _check(node, q, k, v, bias)
+    require_operands(
+        (o, statistics) == expected.elements,
+        f"results of attention are {o} and {statistics}, not {expected}",
+    )
+    a = attrs_of(node, AttentionAttrs)
+    require_operands(
+        sorted(a.gradient) == list(range(gradient.rank))
+        and gradient.dtype is o.dtype
+        and _extents(gradient, a.gradient) == _extents(o, a.q),
+        f"the gradient of {o} is {gradient}",
+    )
+    return TupleType((q, k, v))
+
+
+def _check(
+    node: Node, q: ArrayType, k: ArrayType, v: ArrayType, bias: Sequence[ArrayType]
+) -> TupleType:
+    """The results of attention to these operands.  Raises BrokenRule where they do not fit together."""
+    a = attrs_of(node, AttentionAttrs)
+    for array, order in ((q, a.q), (k, a.k), (v, a.v)):
+        require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
+        require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
+    require(a.causal or not a.window, f"a window of {a.window} without a causal mask")
+    batch, heads, positions, features = _extents(q, a.q)
+    groups, keys = _extents(k, a.k)[1:3]
+    require_operands(
+        _extents(k, a.k) == (batch, groups, keys, features)
+        and _extents(v, a.v)[:3] == (batch, groups, keys)
+        and heads % groups == 0,
+        f"{q}, {k} and {v} are no queries, keys and values",
+    )
+    for array in bias:
+        require_operands(
+            array.rank == 4
+            and array.dtype is q.dtype
+            and array.shape[0] in (1, batch)
+            and array.shape[1] in (1, heads)
+            and array.shape[2:] == (positions, keys),
+            f"{array} is no bias of the scores",
+        )
+    require_operands(len(bias) < 2, f"{len(bias)} biases")
+    o = _with_features(q, a.q, _extents(v, a.v)[3])
+    return TupleType((o, ArrayType(DType.F32, (batch, heads, positions))))
+
+
+def _canonical(x: Array, order: Order, heads: int) -> Array:
+    """[batch, heads, positions, features] in f64; heads that are shared stand several times."""
+    turned = x.astype(np.float64).transpose(order)
+    return np.repeat(turned, heads // turned.shape[1], axis=1)
+
+
+def _restore(x: Array, order: Order, heads: int, dtype: np.dtype) -> Array:
+    """From _canonical; heads that are shared get the sum."""
+    batch, many, positions, features = x.shape
+    summed = x.reshape(batch, heads, many // heads, positions, features).sum(2)
+    return summed.transpose(np.argsort(order)).astype(dtype)
+
+
+def _scores(q: Array, k: Array, bias: Sequence[Array], a: AttentionAttrs) -> Array:
+    scores = a.scale * np.einsum("bntf,bnsf->bnts", q, k)
+    for array in bias:
+        # In f32, as the library adds it: of a row that is left out as a whole all scores are the same.
+        scores = (scores + array.astype(np.float64)).astype(np.float32).astype(np.float64)
+    if a.causal:
+        distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])
+        seen = (distance >= 0) & (distance < (a.window or q.shape[2] + 1))
+        scores = np.where(seen, scores, -np.inf)
+    return scores
+
+
+def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
+    """In f64, rounded once."""
+    a = attrs_of(node, AttentionAttrs)
+    types = array_types(node)
+    heads = operands[0].shape[a.q[1]]
+    q, k, v = (
+        _canonical(x, order, heads) for x, order in zip(operands[:3], (a.q, a.k, a.v), strict=True)
+    )
+    scores = _scores(q, k, operands[3:], a)
+    statistics = np.logaddexp.reduce(scores, axis=-1)
+    o = np.einsum("bnts,bnsf->bntf", np.exp(scores - statistics[..., None]), v)
+    return (_restore(o, a.q, heads, types[0].dtype.numpy), statistics.astype(np.float32))
+
+
+def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
+    """In f64, rounded once; what attention gave is computed again."""
+    a = attrs_of(node, AttentionAttrs)
+    dtype = operands[0].dtype
+    heads, groups = operands[0].shape[a.q[1]], operands[1].shape[a.k[1]]
+    orders = (a.q, a.k, a.v, a.gradient)
+    q, k, v, do = (
+        _canonical(x, order, heads)
+        for x, order in zip((*operands[:3], operands[4]), orders, strict=True)
+    )
+    scores = _scores(q, k, operands[6:], a)
+    p = np.exp(scores - np.logaddexp.reduce(scores, axis=-1)[..., None])
+    dp = np.einsum("bntf,bnsf->bnts", do, v)
+    ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    return (
+        _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, heads, dtype),
+        _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),
+        _restore(np.einsum("bnts,bntf->bnsf", p, do), a.v, groups, dtype),
+    )
+
+
+ROWS: dict[str, Op] = {
+    "attention": Op(
+        Kind.OTHER,
+        meaning=meanings_of_attention,
+        rule=_infer_attention,
+        attributes=Attributes(AttentionAttrs),
+    ),
+    "attention-gradient": Op(
+        Kind.OTHER,
+        meaning=meanings_of_gradient,
+        rule=_infer_gradient,
+        attributes=Attributes(AttentionAttrs),
+    ),
+}

@@ -1,0 +1,164 @@
+"""Attention as one op: found in every spelling, with its gradient; the same function; nothing else is taken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from astitch.attention import find
+from astitch.attention.fuse import fuse_attention
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import AttentionAttrs, Graph
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.simplify import simplify
+from tests.attention.spellings import (
+    BATCH,
+    FEATURES,
+    GIVEN,
+    HEADS,
+    OTHERS,
+    PLAIN,
+    QUERIES,
+)
+from tests.hlo_runner import lower
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+GPU = preset("h100")
+
+
+@pytest.fixture(autouse=True)
+def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+
+
+def draw(dtype: np.dtype = BF16, features: int = FEATURES) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    shape = (BATCH, QUERIES, HEADS, features)
+    return [random.standard_normal(shape).astype(dtype) for _ in range(3)]
+
+
+def make_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a sum of squares in q, k and v."""
+
+    def loss(*arrays: Any) -> Any:
+        return jnp.sum(function(*arrays).astype(jnp.float32) ** 2)
+
+    return jax.grad(loss, argnums=(0, 1, 2))
+
+
+def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph, Graph]:
+    """(the graph of a function, the same with attention as ops)."""
+    graph = simplify(import_hlo(lower(function, *arrays)))
+    return graph, simplify(check_graph(fuse_attention(graph, GPU)))
+
+
+def list_attention(graph: Graph) -> list[tuple[str, AttentionAttrs]]:
+    return [(n.op, n.attrs) for n in graph if isinstance(n.attrs, AttentionAttrs)]
+
+
+def measure_errors(
+    function: Callable[..., Any], graphs: tuple[Graph, Graph], arrays: list[np.ndarray]
+) -> list[list[float]]:
+    """Of each graph the distance of its results from f64, relative."""
+    with jax.enable_x64(True):
+        wide = [a.astype(np.float64) if a.dtype != np.bool_ else a for a in arrays]
+        exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
+    found = [run_graph(graph, arrays) for graph in graphs]
+    return [
+        [
+            float(np.linalg.norm(r.astype(np.float64) - e) / np.linalg.norm(e))
+            for r, e in zip(results, exact, strict=True)
+        ]
+        for results in found
+    ]
+
+
+def check_both(function: Callable[..., Any], arrays: list[np.ndarray]) -> Graph:
+    """A function and its gradient have no product left, and are as near to f64 as before."""
+    for which, count in ((function, 1), (make_gradient(function), 2)):
+        graphs = fuse(which, arrays)
+        assert len(list_attention(graphs[1])) == count
+        assert not any(node.op == "dot" for node in graphs[1])
+        before, after = measure_errors(which, graphs, arrays)
+        assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
+    return graphs[1]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_spelling_is_found(name: str) -> None:
+    function, mask = PLAIN[name]
+    fused = check_both(function, draw())
+    attrs = list_attention(fused)[0][1]
+    assert (attrs.causal, attrs.window) == {
+        "all": (False, 0),
+        "causal": (True, 0),
+        "window": (True, 5),
+    }[mask]
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_masks_and_biases_that_are_given_are_added_to_scores(name: str) -> None:
+    function, given = GIVEN[name]
+    array = given if given.dtype == np.bool_ else given.astype(BF16)
+    fused = check_both(function, [*draw(), array])
+    (attention,) = (node for node in fused if node.op == "attention")
+    assert fused[attention.operands[3]].shape[2:] == (QUERIES, QUERIES)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_attention_stays(name: str) -> None:
+    for function in (OTHERS[name], make_gradient(OTHERS[name])):
+        graph, fused = fuse(function, draw())
+        assert str(graph) == str(fused)
+
+
+def test_f16_and_other_shapes() -> None:
+    function = PLAIN["where"][0]
+    check_both(function, draw(np.dtype(np.float16), features=8))
+    one = [x[:1, :, :1] for x in draw()]
+    check_both(function, one)
+    queries, keys, values = draw()
+    check_both(PLAIN["softmax"][0], [queries[:, :10], keys, values])
+
+
+@pytest.mark.parametrize("dtype, features", [(np.float32, 16), (BF16, 12), (BF16, 264)])
+def test_what_the_library_does_not_take_stays(dtype: Any, features: int) -> None:
+    graph, fused = fuse(PLAIN["softmax"][0], draw(np.dtype(dtype), features))
+    assert str(graph) == str(fused)
+
+
+def test_old_gpus_and_small_scores_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = fuse(PLAIN["softmax"][0], draw())
+    assert fuse_attention(graph, preset("v100")) is graph
+    monkeypatch.setattr(find, "LEAST_SCORES", BATCH * HEADS * QUERIES * QUERIES + 1)
+    assert fuse_attention(graph, GPU) is graph
+
+
+def test_probabilities_that_somebody_else_reads_stay() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v), p
+
+    graph, fused = fuse(both, draw())
+    assert str(graph) == str(fused)
+
+
+def test_recomputation_computes_the_statistics_again() -> None:
+    function = make_gradient(jax.checkpoint(PLAIN["where"][0]))
+    _, fused = fuse(lambda *a: (PLAIN["where"][0](*a), function(*a)), draw())
+    assert [op for op, _ in list_attention(fused)].count("attention-gradient") == 1
+    assert not any(node.op == "dot" for node in fused)
+
+
+def test_operands_keep_the_order_that_they_have() -> None:
+    _, fused = fuse(PLAIN["softmax"][0], draw())
+    assert list_attention(fused)[0][1].q == (0, 2, 1, 3)
+    assert not any(node.op == "transpose" for node in fused)

@@ -1,0 +1,93 @@
+"""Attention through XLA's hook: cuDNN computes it, in both halves and in loops, and no scores are in memory."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+import astitch
+from astitch.hlo.attention import FORWARD, GRADIENT
+from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
+
+pytestmark = needs_hook
+
+BATCH, POSITIONS, HEADS, FEATURES = 2, 512, 8, 64
+WIDTH = HEADS * FEATURES
+SCORES_BYTES = BATCH * HEADS * POSITIONS * POSITIONS * 2
+
+
+def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(devices()[0]))
+
+
+def attend(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / 8
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1).astype(q.dtype), v)
+
+
+def layer(x: Any, weights: Any) -> Any:
+    parts = jnp.split(x @ weights["in"], 3, -1)
+    q, k, v = (part.reshape(*x.shape[:2], HEADS, FEATURES) for part in parts)
+    return x + attend(q, k, v).reshape(x.shape) @ weights["out"]
+
+
+def loss_of_layers(weights: Any, x: Any) -> Any:
+    """Layers in a scan, each computed again for the gradient."""
+    body = jax.checkpoint(lambda x, w: (layer(x, w), None))
+    return jnp.sum(lax.scan(body, x, weights)[0].astype(jnp.float32) ** 2)
+
+
+def count_calls(compiled: Any) -> dict[str, int]:
+    found = re.findall(r'custom_call_target="(__cudnn\$[^"]+)"', compiled.as_text())
+    return {target: found.count(target) for target in set(found)}
+
+
+def test_forward_and_gradient_are_a_call_each() -> None:
+    def loss(*arrays: Any) -> Any:
+        return jnp.sum(attend(*arrays).astype(jnp.float32) ** 2)
+
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    plain = compile_ahead(jax.grad(loss, argnums=(0, 1, 2)), *arrays)
+    with hooked(attention=True) as seen:
+        ours = compile_ahead(jax.grad(loss, argnums=(0, 1, 2)), *arrays)
+    assert count_calls(ours) == {FORWARD[0]: 1, GRADIENT[0]: 1}
+    assert not re.search(r" (dot|copy)\(", ours.as_text())
+    assert plain.memory_analysis().temp_size_in_bytes > SCORES_BYTES
+    assert ours.memory_analysis().temp_size_in_bytes < SCORES_BYTES / 3
+    assert seen.stitchings[-1].kernels == 3
+
+
+def test_a_call_alone_is_worth_it() -> None:
+    with hooked(attention=True):
+        ours = compile_ahead(attend, *[array(BATCH, POSITIONS, HEADS, FEATURES)] * 3)
+    assert count_calls(ours) == {FORWARD[0]: 1}
+
+
+def test_layers_in_a_scan() -> None:
+    weights = {"in": array(3, WIDTH, 3 * WIDTH), "out": array(3, WIDTH, WIDTH)}
+    x = array(BATCH, POSITIONS, WIDTH)
+    plain = compile_ahead(jax.grad(loss_of_layers), weights, x)
+    with hooked(attention=True):
+        ours = compile_ahead(jax.grad(loss_of_layers), weights, x)
+    # The forward loop, and the backward loop, which computes the statistics again.
+    assert count_calls(ours) == {FORWARD[0]: 2, GRADIENT[0]: 1}
+    before, after = (c.memory_analysis().temp_size_in_bytes for c in (plain, ours))
+    assert after < before - SCORES_BYTES
+
+
+def test_the_report_names_what_is_compiled_and_the_default_is_off() -> None:
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    with astitch.enabled(gpu=GPU):
+        assert not count_calls(compile_ahead(attend, *arrays))
+    with warnings.catch_warnings(), astitch.enabled(gpu=GPU, attention=True):
+        warnings.simplefilter("error")
+        assert count_calls(compile_ahead(attend, *arrays)) == {FORWARD[0]: 1}
+    entry = astitch.report().programs[-1]
+    assert (entry.kernels, entry.reason) == (1, "")
