@@ -1,0 +1,274 @@
+"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, and astitch.enable(attention=True).
+
+`python -m benchmarks.attention --json FILE` on a GPU: one table, a row for each form and size.  Times are of a call in
+microseconds, in turns; errors are against f64, norm over norm, the worst result.  `--check SIZE` compares only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import astitch
+from astitch.profiling.timing import Runner, measure_wall
+from benchmarks.results import describe
+
+SIDES = ("xla", "cudnn", "torch", "astitch")
+BATCHES, BUDGET_S = 9, 2.0
+WORDS = 16384
+"""Positions of all batches together; so much work has each row."""
+
+MOST_SCORES = 1 << 31
+"""Beyond that the plain formula is not run: its scores alone are 4 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One attention.  mask: none, causal, window, padding, bias.  groups: heads of k and v; fewer share."""
+
+    length: int
+    features: int
+    dtype: str
+    mask: str
+    heads: int = 16
+    groups: int = 16
+    gradient: bool = False
+
+    @property
+    def name(self) -> str:
+        half = "gradient" if self.gradient else "forward"
+        shared = f" {self.groups} groups" if self.groups != self.heads else ""
+        return f"{self.dtype} {self.length} x {self.features} {self.mask}{shared} {half}"
+
+    @property
+    def batch(self) -> int:
+        return max(1, WORDS // self.length)
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the products; a causal mask leaves half."""
+        whole = 4.0 * self.batch * self.heads * self.length**2 * self.features
+        return whole * (3.5 if self.gradient else 1) * (0.5 if self.mask == "causal" else 1)
+
+
+@dataclass(slots=True)
+class Row:
+    """us, errors: by side.  calls: of cuDNN's attention in astitch's program."""
+
+    form: Form
+    us: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def list_forms() -> Iterator[Form]:
+    for length, mask in itertools.product((128, 512, 1024, 4096, 16384), ("none", "causal")):
+        for gradient in (False, True):
+            yield Form(length, 64, "bf16", mask, gradient=gradient)
+    for gradient in (False, True):
+        for features, dtype in ((128, "bf16"), (80, "bf16"), (256, "bf16"), (64, "f16")):
+            yield Form(1024, features, dtype, "causal", gradient=gradient)
+        yield Form(2048, 128, "bf16", "causal", groups=4, gradient=gradient)
+        for mask in ("window", "padding", "bias"):
+            yield Form(1024, 64, "bf16", mask, gradient=gradient)
+
+
+def attend(form: Form) -> Callable[..., Any]:
+    """The plain formula of q, k, v [batch, positions, heads, features] and an array for padding or bias."""
+
+    def attention(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        k, v = (jnp.repeat(x, form.heads // form.groups, axis=2) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(wide) / math.sqrt(form.features)
+        distance = jnp.arange(form.length)[:, None] - jnp.arange(form.length)
+        if form.mask == "causal":
+            scores = jnp.where(distance >= 0, scores, -1e9)
+        if form.mask == "window":
+            scores = jnp.where((distance >= 0) & (distance < form.length // 4), scores, -1e9)
+        if form.mask == "padding":
+            scores = jnp.where(given[0][:, None, None, :], scores, -1e9)
+        if form.mask == "bias":
+            scores = scores + given[0].astype(wide)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1).astype(q.dtype), v)
+
+    return differentiate(attention) if form.gradient else attention
+
+
+def differentiate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradients in q, k and v of the result times itself."""
+
+    def loss(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        result = function(q, k, v, *given)
+        return 0.5 * jnp.sum(
+            jnp.square(result.astype(jnp.promote_types(result.dtype, jnp.float32)))
+        )
+
+    return jax.grad(loss, argnums=(0, 1, 2))
+
+
+def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any]:
+    """JAX's own attention, as a user writes it."""
+
+    def attention(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        named: dict[str, Any] = {"is_causal": form.mask in ("causal", "window")}
+        if form.mask == "window":
+            named["local_window_size"] = (form.length // 4 - 1, 0)
+        if form.mask == "padding":
+            named["mask"] = given[0][:, None, None, :]
+        if form.mask == "bias":
+            named["bias"] = given[0]
+        return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **named)
+
+    return differentiate(attention) if form.gradient else attention
+
+
+def make_arguments(form: Form) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    dtype = jnp.dtype({"bf16": jnp.bfloat16, "f16": jnp.float16}[form.dtype])
+
+    def draw(heads: int) -> np.ndarray:
+        shape = (form.batch, form.length, heads, form.features)
+        return random.standard_normal(shape, np.float32).astype(dtype)
+
+    arrays = [draw(form.heads), draw(form.groups), draw(form.groups)]
+    if form.mask == "padding":
+        lengths = random.integers(1, form.length + 1, (form.batch, 1))
+        arrays.append(np.arange(form.length) < lengths)
+    if form.mask == "bias":
+        shape = (1, form.heads, form.length, form.length)
+        arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
+    return arrays
+
+
+def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
+    """torch's scaled_dot_product_attention, by the backend that it chooses."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def move(array: np.ndarray) -> Any:
+        wide = array if array.dtype == np.bool_ else array.astype(np.float32)
+        placed = torch.from_numpy(wide).cuda()
+        if array.dtype == np.bool_:
+            return placed
+        return placed.to(torch.bfloat16 if form.dtype == "bf16" else torch.float16)
+
+    q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
+    named: dict[str, Any] = {"is_causal": form.mask == "causal"}
+    if form.mask == "window":
+        distance = np.arange(form.length)[:, None] - np.arange(form.length)
+        named["attn_mask"] = move((distance >= 0) & (distance < form.length // 4))
+    if form.mask == "padding":
+        named["attn_mask"] = move(arrays[3])[:, None, None, :]
+    if form.mask == "bias":
+        named["attn_mask"] = move(arrays[3])
+    if form.groups != form.heads:
+        named["enable_gqa"] = True
+    leaves = [x.detach().requires_grad_(form.gradient) for x in (q, k, v)]
+
+    def call() -> Any:
+        o = scaled_dot_product_attention(*leaves, **named)
+        return torch.autograd.grad(o, leaves, o.detach()) if form.gradient else o
+
+    return call
+
+
+def wait_for_torch(results: Any) -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def measure_row(form: Form, sides: Sequence[str], *, only_check: bool) -> Row:
+    row = Row(form)
+    arrays = make_arguments(form)
+    placed = [jax.device_put(a) for a in arrays]
+    runners: list[Runner] = []
+    scores = form.batch * form.heads * form.length**2
+    exact = evaluate_exactly(form, arrays) if scores <= 1 << 26 else None
+    for side in sides:
+        if side == "xla" and scores > MOST_SCORES:
+            continue
+        try:
+            runner = make_runner(side, form, arrays, placed, row)
+            results = runner.call()
+            runner.wait(results)
+            if exact is not None and side != "torch":
+                row.errors[side] = distance_from(exact, results)
+            runners.append(runner)
+        except Exception as error:  # what one side cannot do is a result
+            row.notes[side] = describe(error)
+    if not only_check:
+        row.us = measure_wall(runners, BATCHES, BUDGET_S)
+    return row
+
+
+def make_runner(
+    side: str, form: Form, arrays: Sequence[np.ndarray], placed: Sequence[Any], row: Row
+) -> Runner:
+    if side == "torch":
+        return Runner(side, run_torch(form, arrays), wait_for_torch, list)
+    function = jax.jit((call_library if side == "cudnn" else attend)(form))
+    if side == "astitch":
+        with astitch.enabled(attention=True):
+            compiled = function.lower(*placed).compile()
+        row.calls = compiled.as_text().count('custom_call_target="__cudnn$fmha')
+    else:
+        with astitch.disabled():
+            compiled = function.lower(*placed).compile()
+    return Runner(side, lambda: compiled(*placed), jax.block_until_ready, jax.tree.leaves)
+
+
+def evaluate_exactly(form: Form, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    with jax.enable_x64(True), astitch.disabled():
+        wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(attend(form))(*wide))]
+
+
+def distance_from(exact: Sequence[np.ndarray], results: Any) -> float:
+    found = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(results)]
+    return max(
+        float(np.linalg.norm(f - e) / np.linalg.norm(e)) for f, e in zip(found, exact, strict=True)
+    )
+
+
+def format_row(row: Row) -> str:
+    def show(values: Mapping[str, float], form: str) -> str:
+        return " ".join(f"{format(values[s], form) if s in values else '-':>9}" for s in SIDES)
+
+    ours = row.us.get("astitch")
+    rate = f"{row.form.flops / ours / 1e6:6.0f}" if ours else "     -"
+    notes = "".join(f"\n    {side}: {note}" for side, note in row.notes.items())
+    return f"{row.form.name:42} {show(row.us, '.0f')} | {rate} {row.calls:5} | {show(row.errors, '.1e')}{notes}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], help="forms whose name has one of these")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
+    parser.add_argument("--json", type=Path, help="write the rows there, after each")
+    options = parser.parse_args(arguments)
+    forms = [f for f in list_forms() if not options.only or any(w in f.name for w in options.only)]
+    head = " ".join(f"{side:>9}" for side in SIDES)
+    print(f"{'us a call':42} {head} | TFLOPS calls | {head}")
+    rows: list[Row] = []
+    for form in forms:
+        rows.append(measure_row(form, options.sides, only_check=options.check))
+        print(format_row(rows[-1]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

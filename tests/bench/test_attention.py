@@ -1,0 +1,43 @@
+"""The benchmark of attention: its formulas are JAX's own attention, and each is one call of the library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from astitch.attention import find
+from benchmarks import attention
+from benchmarks.attention import Form, attend, call_library, list_forms, make_arguments
+from tests.attention.test_fuse import fuse, list_attention
+
+FORMS = {
+    (form.mask, form.groups != form.heads, form.gradient): replace(
+        form, length=24, features=16, heads=4, groups=2 if form.groups != form.heads else 4
+    )
+    for form in list_forms()
+}
+"""One of each kind, small."""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WORDS", 48)
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
+def test_formulas_are_attention(form: Form) -> None:
+    arrays = make_arguments(form)
+    _, fused = fuse(attend(form), arrays)
+    assert [op for op, _ in list_attention(fused)][: 1 + form.gradient] == [
+        "attention",
+        "attention-gradient",
+    ][: 1 + form.gradient]
+    wide = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in arrays]
+    found = jax.tree.leaves(jax.jit(attend(form))(*wide))
+    expected = jax.tree.leaves(jax.jit(call_library(form, "xla"))(*wide))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
