@@ -142,7 +142,7 @@ def refuse_outside(program: Program, kernels: Collection[str] = ()) -> None:
 
     kernels: the ops that are kernels of their own though a step for XLA holds them.
     """
-    if outside := [op for op in program.outside if op.name not in kernels]:
+    if outside := [op for op in program.outside if op.name not in kernels and not op.product]:
         listed = "".join(f"\n  {op}" for op in outside)
         raise UnsupportedOp(
             f"program {program.name}: strict was asked for, and no stitched kernel or library computes{listed}\n"

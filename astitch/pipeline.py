@@ -18,6 +18,7 @@ from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
+from astitch.graph.finished_products import find_finished
 from astitch.graph.ir import Graph
 from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.library.xla_fallback import has_jax
@@ -188,7 +189,11 @@ def _leave(graph: Graph, job: Job) -> Left:
     reasons = {**left.reasons, **find_joined(left.graph)}
     if job.target.in_xla:
         reasons |= find_scatter_operands(left.graph, reasons)
-    return replace(left, reasons=reasons)
+    if job.target.launcher is Launcher.OWN:
+        return replace(left, reasons=reasons)
+    finished = find_finished(left.graph, reasons)
+    reasons |= {n: f"XLA computes it with %{p}" for n, p in finished.products.items()}
+    return Left(finished.graph, reasons, finished.products)
 
 
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:

@@ -69,6 +69,7 @@ class Scopes:
     """graph: what was searched, in which an op may stand once for each stage that computes it, without barriers.
     outside: ops that no stitch op computes, each with its reason, in order.  recomputed: by which stages, and why.
     barriers: which there were.  turns: the order in which stitch ops and other steps run, by name; empty: by stages.
+    products: see Left.
     """
 
     graph: Graph
@@ -78,6 +79,7 @@ class Scopes:
     recomputed: tuple[Recomputed, ...] = ()
     barriers: tuple[Barrier, ...] = ()
     turns: Mapping[str, int] = field(default_factory=dict)
+    products: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.scopes, *self.recomputed, *self.outside, *self.refusals)))
@@ -85,10 +87,14 @@ class Scopes:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A graph, and the ops in it that no kernel is to compute, each with its reason."""
+    """A graph, and the ops in it that no kernel is to compute, each with its reason.
+
+    products: of those that XLA computes as it multiplies or convolves, the product.
+    """
 
     graph: Graph
     reasons: Mapping[str, str] = field(default_factory=dict)
+    products: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         left = (f"left to XLA: %{name}: {reason}" for name, reason in self.reasons.items())
@@ -106,13 +112,19 @@ def is_memory_op(node: Node) -> bool:
     )
 
 
-def _earliest_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
-    """The number of outside ops on the longest path to each node; an outside op counts itself."""
-    stage: dict[str, int] = {}
-    for node in graph:
-        before = max((stage[o] for o in node.operands), default=0)
-        stage[node.name] = before + (node.name in outside)
-    return stage
+def count_stage(
+    node: Node, stage: Mapping[str, int], outside: Collection[str], products: Mapping[str, str]
+) -> int:
+    """The number of outside ops on the longest path to a node; an outside op counts itself.
+
+    stage: of what is before it.  products: see Left.  What a product takes in counts with the product.
+    """
+    if node.name not in outside:
+        return max((stage[o] for o in node.operands), default=0)
+    if node.name not in products:
+        return 1 + max((stage[o] for o in node.operands), default=0)
+    product = products[node.name]
+    return max(stage[o] + (products.get(o, o) != product) for o in node.operands)
 
 
 def _needed_stage(stage: int, is_outside: bool) -> int:
@@ -138,9 +150,13 @@ def _keeps_more(
     return kept > array_of(node).bytes
 
 
-def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
+def _choose_stages(
+    graph: Graph, outside: dict[str, str], products: Mapping[str, str]
+) -> dict[str, int]:
     """Earliest stages, then ops are moved to their first reader's stage where that saves traffic."""
-    earliest = _earliest_stages(graph, outside)
+    earliest: dict[str, int] = {}
+    for node in graph:
+        earliest[node.name] = count_stage(node, earliest, outside, products)
     stage = dict(earliest)
     last = max(stage.values(), default=0)
     outputs = set(graph.outputs)
@@ -310,10 +326,10 @@ def choose_stages(left: Left) -> Staged:
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    uncut = _choose_stages(graph, outside)
+    uncut = _choose_stages(graph, outside, left.products)
     stage = cut_stages(graph, uncut, outside)
     wholes = {stage[name]: uncut[name] for name in graph.nodes} if stage is not uncut else {}
-    return Staged(graph, stage, outside, held, uncut=wholes)
+    return Staged(graph, stage, outside, held, uncut=wholes, products=left.products)
 
 
 def find_scopes(staged: Staged) -> Scopes:
@@ -381,6 +397,7 @@ def find_scopes(staged: Staged) -> Scopes:
         tuple(refusals),
         staged.recomputed,
         tuple(replace(barrier, stage=stage[barrier.name]) for barrier in opened.barriers),
+        products=staged.products,
     )
 
 

@@ -25,9 +25,9 @@ from astitch.graph.ir import (
 from astitch.graph.matmul import canonical_dot, choose_product_types
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.reference import eval_node
-from astitch.graph.storage import storage_name, storage_type, stored_value
+from astitch.graph.storage import storage_name, stored_value
 from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep, Step, View
-from astitch.stitch_scope import Scope, Scopes
+from astitch.stitch_scope import Scope
 
 GELU_TOLERANCE = 1e-6
 """The error allowed, as a share of a number's size: f32 keeps that, and no other GELU comes as close."""
@@ -66,36 +66,6 @@ def find_epilogues(
         if isinstance(step, KernelStep) and step.kernel.name in scopes
     ]
     return _find_epilogues(graph, kernels, products, readers)
-
-
-def predict_epilogues(scopes: Scopes) -> tuple[Epilogue, ...]:
-    """The same before anything is planned; kernels go by the names of their scopes, in case none is split."""
-    graph = scopes.graph
-    kernels = [
-        _Kernel(
-            scope.name,
-            scope,
-            tuple(_see(graph, name) for name in scope.inputs),
-            tuple(dict.fromkeys(_see(graph, name) for name in scope.outputs)),
-        )
-        for scope in scopes.scopes
-    ]
-    others = [graph[refusal.producer] for refusal in scopes.outside]
-    readers = Counter(view.buffer for kernel in kernels for view in set(kernel.read))
-    for node in others:
-        readers.update({storage_name(graph, operand) for operand in node.operands})
-    found, _ = _find_epilogues(graph, kernels, others, readers)
-    return found
-
-
-def fits_into_xla_product(epilogue: Epilogue) -> bool:
-    """Does XLA compute it as it multiplies?  Not GELU, which reads the sum more than once: its products end before."""
-    return epilogue.activation is not Activation.GELU
-
-
-def _see(graph: Graph, name: str) -> View:
-    source = storage_name(graph, name)
-    return View(source, storage_type(graph, source))
 
 
 def _find_epilogues(

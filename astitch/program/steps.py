@@ -108,11 +108,15 @@ class LibraryStep:
 
 @dataclass(frozen=True, slots=True)
 class OutsideOp:
-    """An op that no emitted kernel and no library computes, and why.  Never silent: explain() lists them."""
+    """An op that no emitted kernel and no library computes, and why.  Never silent: explain() lists them.
+
+    product: the product or convolution whose kernel computes it, if one does.
+    """
 
     name: str
     op: str
     reason: str
+    product: str = ""
 
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}: {self.reason}"

@@ -69,6 +69,7 @@ class Staged:
     graph: once recomputed, with an op for each stage that computes a value.  stage: of each op.  uncut: the number of
     the stage that a stage is a part of, where collectives cut stages.
     outside: ops that no stitch op computes, each with its reason.  held: barriers and their results, likewise.
+    products: of those that XLA computes with a product, the product.
     """
 
     graph: Graph
@@ -77,6 +78,7 @@ class Staged:
     held: Mapping[str, str] = field(default_factory=dict)
     recomputed: tuple[Recomputed, ...] = ()
     uncut: Mapping[int, int] = field(default_factory=dict)
+    products: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parts(self) -> frozenset[int]:

@@ -46,7 +46,7 @@ from astitch.program.steps import (
 )
 from astitch.rewrite.barriers import close_barriers, find_behind
 from astitch.search.plan import Plan
-from astitch.stitch_scope import Scope, Scopes
+from astitch.stitch_scope import Scope, Scopes, count_stage
 
 NOT_EMITTED = "an error inside astitch while its kernel was emitted"
 
@@ -264,9 +264,14 @@ class _ProgramBuilder:
                     for name in part.operands
                 ),
                 tuple(self.view(name) for name in part.results),
-                tuple(OutsideOp(n.name, n.opcode, self.reasons[n.name]) for n in nodes),
+                tuple(self.describe(node) for node in nodes),
             )
         )
+
+    def describe(self, node: Node) -> OutsideOp:
+        """What is said of an op that nothing of ours computes."""
+        reason, product = self.reasons[node.name], self.scopes.products.get(node.name, "")
+        return OutsideOp(node.name, node.opcode, reason, product)
 
     def close_fallback(self, nodes: Sequence[Node]) -> set[str]:
         """The names of the nodes, of the views through which they read each other, and of small constants."""
@@ -309,11 +314,12 @@ class _ProgramBuilder:
             stages.update(dict.fromkeys(scope.members, scope.stage))
         for node in self.graph:
             if node.name not in stages:
-                before = max((stages[o] for o in node.operands), default=0)
-                held = (self.barrier_before(node.name, o) for o in node.operands)
-                before = max([before, *(self.barrier_stages[b] for b in held if b)])
                 projection = OPS[node.op].kind is Kind.PROJECTION
-                stages[node.name] = before + (node.name in self.outside and not projection)
+                outside = () if projection else self.outside
+                counted = count_stage(node, stages, outside, self.scopes.products)
+                held = (self.barrier_before(node.name, o) for o in node.operands)
+                waited = max((self.barrier_stages[b] for b in held if b), default=0)
+                stages[node.name] = max(counted, waited + (node.name in outside))
         queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)
         for number, scope in enumerate(self.scopes.scopes):
             turn = self.find_turn(scope.name, 2 * scope.stage + 1)

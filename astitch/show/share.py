@@ -161,7 +161,8 @@ def _list_left(compilation: Compilation, gpu: Gpu) -> Iterator[LeftPart]:
             ops = [OutsideOp(step.node.name, step.node.opcode, step.reason)]
         else:
             continue
-        known = [op for op in ops if op.name in graph.nodes and op.reason != NOT_ASKED]
+        counted = (op for op in ops if op.reason != NOT_ASKED and not op.product)
+        known = [op for op in counted if op.name in graph.nodes]
         by_reason: dict[str, list[str]] = {}
         for op in known:
             if is_light(graph[op.name]):

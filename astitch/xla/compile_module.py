@@ -6,7 +6,7 @@ memory to use again, compile kernels, bodies and loops, write the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
 from astitch.toolchain.nvrtc import CompiledKernel, count_threads
-from astitch.xla.left_to_products import find_finished, find_moves
+from astitch.xla.left_to_products import find_moves
 from astitch.xla.memory_reuse import find_carried_in_place, find_in_place
 from astitch.xla.prepare_kernels import (
     Code,
@@ -93,7 +93,7 @@ def compile_for_xla(
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
-    left = _find_left(job, compilation, in_place)
+    left = _find_moves(job, compilation)
     kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults)
     job.hand_out_prepared(kernels.values())
     compilation = note_refusals(compilation, kernels)
@@ -173,11 +173,11 @@ def _find_in_place(job: _Job, compilation: Compilation) -> dict[str, list[InPlac
     )
 
 
-def _find_left(job: _Job, compilation: Compilation, in_place: Collection[str]) -> dict[str, str]:
+def _find_moves(job: _Job, compilation: Compilation) -> dict[str, str]:
     """The kernels that XLA's products do as well, with the reasons."""
     nothing: dict[str, str] = {}
     return job.faults.attempt(
-        lambda: {**find_moves(compilation), **find_finished(compilation, in_place)},
+        lambda: find_moves(compilation),
         lambda: nothing,
         stage="find_moves",
         subject=job.graph.name,

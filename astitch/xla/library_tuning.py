@@ -20,11 +20,10 @@ from typing import Any
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.storage import storage_name, stored_value
+from astitch.graph.storage import storage_name
 from astitch.hlo.export import ModuleBuilder
-from astitch.library.epilogues import fits_into_xla_product, predict_epilogues
 from astitch.library.xla_fallback import AROUND_KERNELS, compile_module
-from astitch.stitch_scope import Scope, Scopes
+from astitch.stitch_scope import Scopes
 from astitch.system.private_files import temporary_folder
 from astitch.toolchain.nvrtc import count_threads
 
@@ -70,10 +69,8 @@ def find_library_calls(scopes: Scopes) -> Counter[LibraryCall]:
     found = Counter[LibraryCall]()
     for node in graph:
         if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
-            finisher = finishers.get(node.name)
-            members = frozenset(finisher.members) if finisher else frozenset[str]()
-            last = stored_value(graph, finisher.outputs[0]) if finisher else node.name
-            found[_isolate(graph, last, {node.name, *members, *layouts, *turned})] += 1
+            inside = [node.name, *finishers.get(node.name, ())]
+            found[_isolate(graph, inside[-1], {*inside, *layouts, *turned})] += 1
     return found
 
 
@@ -96,14 +93,13 @@ def _is_turned(
     return True
 
 
-def find_finishers(scopes: Scopes) -> dict[str, Scope]:
-    """The scopes that only finish a product, by the product's name; see left_to_products.find_finished for kernels."""
-    named = {scope.name: scope for scope in scopes.scopes}
-    return {
-        epilogue.product: named[epilogue.kernel]
-        for epilogue in predict_epilogues(scopes)
-        if fits_into_xla_product(epilogue)
-    }
+def find_finishers(scopes: Scopes) -> dict[str, list[str]]:
+    """What XLA computes with each product or convolution (graph/finished_products.py), in order."""
+    found: dict[str, list[str]] = {}
+    for node in scopes.graph:
+        if node.name in scopes.products:
+            found.setdefault(scopes.products[node.name], []).append(node.name)
+    return found
 
 
 def find_layouts(scopes: Scopes) -> set[str]:

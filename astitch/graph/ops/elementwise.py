@@ -771,4 +771,14 @@ _OF_COMPLEX = frozenset(
 )
 """Ops whose emitted form knows complex numbers too (cuda/complex.cuh)."""
 
-ROWS = {name: replace(row, takes_complex=name in _OF_COMPLEX) for name, row in _ROWS.items()}
+_ON_TILES = frozenset(
+    "abs add and cbrt ceil clamp compare convert cosine divide erf exponential exponential-minus-one floor log "
+    "log-plus-one logistic maximum minimum multiply negate not or power reduce-precision remainder round-nearest-even "
+    "rsqrt select sine sqrt subtract tan tanh xor".split()
+)
+"""Ops that XLA computes on the tiles of a product.  Seen with jax 0.12: not sign and is-finite."""
+
+ROWS = {
+    name: replace(row, takes_complex=name in _OF_COMPLEX, on_tiles=name in _ON_TILES)
+    for name, row in _ROWS.items()
+}

@@ -123,6 +123,7 @@ class Op:
     is_free: bool = False  # element-wise, and no instruction: the bits stay as they are
     is_conversion: bool = False  # between element types
     takes_complex: bool = False  # element-wise: `cuda` knows complex numbers too
+    on_tiles: bool = False  # element-wise, and XLA's products go on with it
     is_approximate: bool = False  # the special function unit has it, to some 22 bits
     carries_narrow: bool = False  # a value on its way to a conversion may go through it
     is_pointwise: bool = False  # no kernel has it, but it works on arrays position by position
