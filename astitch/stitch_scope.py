@@ -121,10 +121,8 @@ def count_stage(
     """
     if node.name not in outside:
         return max((stage[o] for o in node.operands), default=0)
-    if node.name not in products:
-        return 1 + max((stage[o] for o in node.operands), default=0)
-    product = products[node.name]
-    return max(stage[o] + (products.get(o, o) != product) for o in node.operands)
+    product = products.get(node.name, node.name)
+    return max((stage[o] + (products.get(o, o) != product) for o in node.operands), default=1)
 
 
 def _needed_stage(stage: int, is_outside: bool) -> int:

@@ -1,8 +1,9 @@
-"""Which ops behind products and convolutions XLA computes in the kernel that multiplies: what they need not store.
+"""Which ops around products and convolutions XLA computes in the kernel that multiplies: what they need not store.
 
 XLA's products take in a chain of element-wise ops, each of which alone reads the one before.  Whatever else these read
 must be in memory: no fusion of XLA's computes it for them.  A chain is cut where the fewest bytes are moved: a kernel
-of ours that reads the chain's end for more than that may as well begin earlier.
+of ours that reads the chain's end for more than that may as well begin earlier.  In front of a product XLA computes
+ops of one array as it loads it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from astitch.graph.convolution import CanonicalConvolution, Form, canonical_convolution
 from astitch.graph.dimensions import array_of
@@ -75,15 +77,30 @@ class _Chain:
         return self.links[count - 1].name if count else self.product
 
 
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """Ops in front of an operand of a product, the nearest first; each reads one array, the last from memory.
+
+    given: as of a link, for each op; the reshapes behind it among them.
+    """
+
+    product: str
+    ops: tuple[str, ...]
+    arrays: tuple[str, ...]
+    given: tuple[tuple[str, ...], ...]
+
+
 def find_finished(graph: Graph, left: Collection[str] = ()) -> Finished:
     """What XLA is to compute with products and convolutions.  left: ops that XLA computes in any case."""
     found = (_trace(graph, node, left) for node in graph if OPS[node.op].kind is Kind.COMPUTE)
     chains = _part([chain for chain in found if chain])
-    if not chains:
+    behind = {link.name for chain in chains for link in chain.links}
+    fronts = [front for node in graph for front in _trace_fronts(graph, node, behind | set(left))]
+    if not chains and not fronts:
         return Finished(graph, {})
-    cuts = _Cuts(graph, left, chains)
+    cuts = _Cuts(graph, left, chains, fronts)
     cuts.settle()
-    return _set_apart(graph, [(chain, n) for chain in chains if (n := cuts.counts[chain.product])])
+    return _set_apart(graph, list(cuts.list_units()))
 
 
 def _part(chains: Sequence[_Chain]) -> list[_Chain]:
@@ -206,6 +223,82 @@ def _is_stored(graph: Graph, node: Node) -> bool:
     return opaque not in OPS or OPS[opaque].kind in (Kind.COMPUTE, Kind.CONTROL, Kind.OTHER)
 
 
+def _trace_fronts(graph: Graph, product: Node, left: Collection[str]) -> Iterator[_Front]:
+    """What XLA may compute as it loads the operands of a product."""
+    if not isinstance(product.attrs, DotAttrs) or not _has_tiles(graph, product):
+        return
+    for operand in dict.fromkeys(product.operands):
+        ops: list[str] = []
+        arrays: list[str] = []
+        given: list[tuple[str, ...]] = []
+        at, ended = operand, False
+        while not ended:
+            views = []
+            while OPS[graph[at].op].is_view:
+                views.append(at)
+                at = graph[at].operands[0]
+            found = _read_loaded(graph, graph[at], left, first=not ops)
+            if found is None:
+                break
+            array, repeated, ended = found
+            ops.append(at)
+            arrays.append(array)
+            given.append((*views, *repeated))
+            at = array
+        if ops:
+            yield _Front(product.name, tuple(ops), tuple(arrays), tuple(given))
+
+
+def _read_loaded(
+    graph: Graph, node: Node, left: Collection[str], *, first: bool
+) -> tuple[str, list[str], bool] | None:
+    """The array of which XLA computes an op as it loads it, what is repeated besides, and whether it must be in memory.
+
+    first: the product reads the op itself.  A narrower result is computed so only of a parameter that nothing else
+    reads.  None if XLA computes the op apart.
+    """
+    if not OPS[node.op].on_tiles or node.name in left or why_not_stitchable(graph, node):
+        return None
+    readers = list(_list_readers(graph, node.name))
+    if stored_value(graph, node.name) in map(partial(stored_value, graph), graph.outputs):
+        return None
+    if first:
+        dots = (r for r in readers if isinstance(graph[r].attrs, DotAttrs))
+        if not all(_has_tiles(graph, graph[r]) for r in dots) or any(
+            not isinstance(graph[r].attrs, DotAttrs) for r in readers
+        ):
+            return None
+    elif len(readers) != 1:
+        return None
+    arrays: list[str] = []
+    read: list[str] = []
+    repeated: list[str] = []
+    for operand in node.operands:
+        if OPS[graph[operand].op].is_broadcast or graph[operand].array.size == 1:
+            if not _read_operand(graph, operand, left, read, repeated):
+                return None
+        else:
+            arrays.append(operand)
+    if len(arrays) != 1 or read:
+        return None
+    (array,) = arrays
+    narrows = graph[array].array.bytes > node.array.bytes + TOLERANCE_BYTES
+    source = graph[stored_value(graph, array)]
+    alone = len(readers) == 1 and len(list(_list_readers(graph, source.name))) == 1
+    if narrows and not (source.is_parameter and alone):
+        return None
+    return array, repeated, narrows
+
+
+def _list_readers(graph: Graph, name: str) -> Iterator[str]:
+    """The ops that read a value, through reshapes."""
+    for user in graph.users[name]:
+        if OPS[graph[user].op].is_view:
+            yield from _list_readers(graph, user)
+        else:
+            yield user
+
+
 # ---- convolutions ------------------------------------------------------------------------------------------------
 
 
@@ -268,9 +361,16 @@ def _has_number(graph: Graph, node: Node) -> bool:
 class _Cuts:
     """How many links of each chain XLA computes.  All of them at first; fewer where that moves fewer bytes."""
 
-    def __init__(self, graph: Graph, left: Collection[str], chains: Sequence[_Chain]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        left: Collection[str],
+        chains: Sequence[_Chain],
+        fronts: Sequence[_Front],
+    ) -> None:
         self.graph, self.chains = graph, chains
         self.counts = {chain.product: len(chain.links) for chain in chains}
+        self.fronts = {front: len(front.ops) for front in fronts}
         self.outputs = {stored_value(graph, name) for name in graph.outputs}
         self.outside = {n.name for n in graph if why_not_stitchable(graph, n)} | set(left)
         self.depth: dict[str, int] = {}
@@ -279,17 +379,51 @@ class _Cuts:
             self.depth[node.name] = before + (node.name in self.outside)
 
     def settle(self) -> None:
-        """Cuts until nothing changes.  A chain only gets shorter."""
+        """Cuts until nothing changes.  What is taken only gets less."""
         while True:
-            taken = {
-                link.name
-                for chain in self.chains
-                for link in chain.links[: self.counts[chain.product]]
-            }
+            taken = {name for _, names, _ in self.list_units() for name in names}
             counts = {chain.product: self.choose(chain, taken) for chain in self.chains}
-            if counts == self.counts:
+            fronts = {front: self.choose_front(front, taken) for front in self.fronts}
+            if counts == self.counts and fronts == self.fronts:
                 return
-            self.counts = counts
+            self.counts, self.fronts = counts, fronts
+
+    def list_units(self) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """(product, ops that XLA computes with it, what is given to these)."""
+        for chain in self.chains:
+            if links := chain.links[: self.counts[chain.product]]:
+                given = (name for link in links for name in link.given)
+                yield chain.product, tuple(link.name for link in links), tuple(given)
+        for front, count in self.fronts.items():
+            if count:
+                given = (name for names in front.given[:count] for name in names)
+                yield front.product, front.ops[:count], tuple(given)
+
+    def choose_front(self, front: _Front, taken: Collection[str]) -> int:
+        """How many ops of a front to take: as few as read from memory; none where that moves more bytes."""
+        for number in range(1, self.fronts[front] + 1):
+            base = stored_value(self.graph, front.arrays[number - 1])
+            if self.is_loaded(base, front, taken):
+                return number if self.spares(front, base, taken) else 0
+        return 0
+
+    def is_loaded(self, name: str, front: _Front, taken: Collection[str]) -> bool:
+        """Is an array in memory, whatever becomes of the ops in front of products?"""
+        node = self.graph[name]
+        if node.is_parameter or node.is_constant or name in self.outside or name in self.outputs:
+            return True
+        if name in taken and name not in front.ops:
+            return True
+        return any(user in self.outside for user in _list_readers(self.graph, name))
+
+    def spares(self, front: _Front, base: str, taken: Collection[str]) -> bool:
+        """Are fewer bytes moved if products load the array from which their operand is computed?"""
+        operand, source = self.graph[front.ops[0]].array, array_of(self.graph[base])
+        readers = len(list(_list_readers(self.graph, front.ops[0])))
+        others = _list_readers(self.graph, base)
+        kept = any(self.is_beside(user, front.ops[0], {*taken, *front.ops}) for user in others)
+        now = operand.bytes * (1 + readers) + (0 if kept else source.bytes)
+        return source.bytes * readers < now
 
     def choose(self, chain: _Chain, taken: Collection[str]) -> int:
         """How many links to take; at most as many as now."""
@@ -308,12 +442,14 @@ class _Cuts:
         if name in taken or name in self.outside or name in self.outputs:
             return True
         own = {link.name for link in chain.links}
-        return any(user in self.outside for user in self.list_readers(name) if user not in own)
+        return any(
+            user in self.outside for user in _list_readers(self.graph, name) if user not in own
+        )
 
     def is_kept(self, chain: _Chain, taken: Collection[str]) -> bool:
         """Is there a kernel of ours behind the chain that reads its end?"""
         end = chain.end(len(chain.links))
-        return any(self.is_beside(user, end, taken) for user in self.list_readers(end))
+        return any(self.is_beside(user, end, taken) for user in _list_readers(self.graph, end))
 
     def is_beside(self, name: str, end: str, taken: Collection[str]) -> bool:
         """Is an op in the kernel that would compute the end of a chain?"""
@@ -325,7 +461,7 @@ class _Cuts:
         graph, end = self.graph, chain.end(len(chain.links))
         size = graph[chain.end(count)].array.bytes
         kept = self.is_kept(chain, taken)
-        needed = (user in self.outside or user in taken for user in self.list_readers(end))
+        needed = (user in self.outside or user in taken for user in _list_readers(self.graph, end))
         stored = end in self.outputs or any(needed)
         moved = size
         if count == len(chain.links):
@@ -334,47 +470,44 @@ class _Cuts:
             moved += size * (kept or stored) + graph[end].array.bytes * stored
         own = {link.name for link in chain.links}
         for name in {name for link in chain.links[:count] for name in link.read}:
-            others = (user for user in self.list_readers(name) if user not in own)
+            others = (user for user in _list_readers(self.graph, name) if user not in own)
             if any(self.is_beside(user, end, taken) for user in others):
                 moved += array_of(graph[name]).bytes  # a kernel reads it too
         return moved
 
-    def list_readers(self, name: str) -> Iterator[str]:
-        """The ops that read a value, through reshapes."""
-        for user in self.graph.users[name]:
-            if OPS[self.graph[user].op].is_view:
-                yield from self.list_readers(user)
-            else:
-                yield user
 
+def _set_apart(
+    graph: Graph, units: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
+) -> Finished:
+    """The graph in which what XLA computes with a product is read by nothing else.
 
-def _set_apart(graph: Graph, taken: Sequence[tuple[_Chain, int]]) -> Finished:
-    """The graph in which each chain has repetitions and numbers of its own, where others read them too."""
+    units: see _Cuts.list_units.  What others read too is there once for each of them.
+    """
     products: dict[str, str] = {}
     renamed: dict[str, dict[str, str]] = {}  # by the op that reads them
     clones: dict[str, list[Node]] = {}  # by the op behind which they stand
     names = set(graph.nodes)
-    for chain, count in taken:
-        links = [link.name for link in chain.links[:count]]
-        given = {name for link in chain.links[:count] for name in link.given}
-        inside = {*links, *given}
+    order = {name: number for number, name in enumerate(graph.nodes)}
+    for product, ops, given in units:
+        inside = {product, *ops, *given}
         own: dict[str, str] = {}
-        for node in graph:
-            if node.name not in given:
-                continue
-            name = node.name
-            shared = any(user not in inside for user in graph.users[name])
+        for old in sorted({*ops, *given}, key=order.__getitem__):
+            node, name = graph[old], old
             moved = any(o in own for o in node.operands)
-            if (shared or moved or name in graph.outputs) and name not in graph.embedded:
-                name = free_name(f"{node.name}.finish", names)
+            shared = old in graph.outputs or any(u not in inside for u in graph.users[old])
+            behind = order[old] > order[product]  # only the chain's own ops, or their repetitions
+            if old in graph.embedded or (old in ops and behind):
+                renamed[old] = own
+            elif moved or shared:
+                name = free_name(f"{old}.finish", names)
                 names.add(name)
                 operands = tuple(own.get(o, o) for o in node.operands)
-                clones.setdefault(node.name, []).append(replace(node, name=name, operands=operands))
-                own[node.name] = name
+                clones.setdefault(old, []).append(replace(node, name=name, operands=operands))
+                own[old] = name
             if not OPS[node.op].is_view:
-                products[name] = chain.product
-        renamed |= dict.fromkeys(links, own)
-        products |= dict.fromkeys(links, chain.product)
+                products[name] = product
+        if own:
+            renamed[product] = {**renamed.get(product, {}), **own}
     nodes: dict[str, Node] = {}
     for node in graph:
         own = renamed.get(node.name, {})

@@ -116,7 +116,7 @@ class OutsideOp:
     name: str
     op: str
     reason: str
-    product: str = ""
+    product: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}: {self.reason}"

@@ -329,8 +329,9 @@ class _ProgramBuilder:
                 queue.append((turn, number, scope))
         for number, node in enumerate(self.graph):
             if node.name in self.outside and OPS[node.op].kind is not Kind.PROJECTION:
-                # Ops of one turn do not depend on each other: library calls first, so that the rest is together.
-                library = OPS[node.op].kind is Kind.COMPUTE
+                # Library calls first, so that the rest is together.  Of one turn only these and what they take in
+                # depend on each other.
+                library = OPS[node.op].kind is Kind.COMPUTE or node.name in self.scopes.products
                 order = number - len(self.graph) if library else number
                 queue.append((self.find_turn(node.name, 2 * stages[node.name]), order, node))
         others: list[Node] = []

@@ -60,7 +60,7 @@ def find_library_calls(scopes: Scopes) -> Counter[LibraryCall]:
 
     A product that only products read, in another order, comes with those: XLA chooses a layout for what is between.
     """
-    graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
+    graph, layouts, taken = scopes.graph, find_layouts(scopes), find_taken_in(scopes)
     turned = {
         n.name
         for n in graph
@@ -69,7 +69,7 @@ def find_library_calls(scopes: Scopes) -> Counter[LibraryCall]:
     found = Counter[LibraryCall]()
     for node in graph:
         if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
-            inside = [node.name, *finishers.get(node.name, ())]
+            inside = taken.get(node.name, [node.name])
             found[_isolate(graph, inside[-1], {*inside, *layouts, *turned})] += 1
     return found
 
@@ -93,12 +93,13 @@ def _is_turned(
     return True
 
 
-def find_finishers(scopes: Scopes) -> dict[str, list[str]]:
-    """What XLA computes with each product or convolution (graph/finished_products.py), in order."""
-    found: dict[str, list[str]] = {}
+def find_taken_in(scopes: Scopes) -> dict[str, list[str]]:
+    """Products and convolutions with what XLA computes with each (graph/finished_products.py), in order."""
+    found: dict[str, list[str]] = {product: [] for product in scopes.products.values()}
     for node in scopes.graph:
-        if node.name in scopes.products:
-            found.setdefault(scopes.products[node.name], []).append(node.name)
+        product = scopes.products.get(node.name, node.name)
+        if product in found:
+            found[product].append(node.name)
     return found
 
 

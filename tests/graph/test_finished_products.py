@@ -187,6 +187,41 @@ def test_of_convolutions(name: str) -> None:
     assert list_taken(find(fn, I, K, F, I)) == ops
 
 
+BEFORE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], list[str]]] = {
+    "function": (lambda x, w: jnp.tanh(jnp.exp(x)) @ w, (X, W), ["exponential", "tanh"]),
+    "bias": (lambda x, w, b: (x + b) @ w, (X, W, (DEPTH,)), ["add"]),
+    "scale of rows": (lambda x, w, c: (x * c[:, None]) @ w, (X, W, C), ["multiply"]),
+    "casts of parameters": (lambda x, w: x @ w.astype(F32), (X, W), ["convert", "convert"]),
+    "for two products": (
+        lambda x, w, g: (jax.nn.relu(x) @ w, jax.nn.relu(x).T @ g),
+        (X, W, R),
+        ["maximum", "maximum"],
+    ),
+    "of a sum that a product gives": (
+        lambda x, w, b, v: (lambda h: (jax.nn.relu(h) @ v, norm(h)))(x @ w + b),
+        (X, W, B, (COLUMNS, COLUMNS)),
+        ["add", "maximum"],
+    ),
+    "two arrays": (lambda x, w, y: (x * y) @ w, (X, W, X), []),
+    "read twice": (lambda x, w: jax.nn.silu(x) @ w, (X, W), []),
+    "a result": (lambda x, w: (lambda y: (y @ w, y))(jnp.tanh(x)), (X, W), []),
+    "of a norm": (lambda x, w: jnp.tanh(norm(x)) @ w, (X, W), []),
+    "a kernel reads it": (lambda x, w: (lambda y: (y @ w, y.sum(0)))(jnp.tanh(x)), (X, W), []),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_in_front_of_products(name: str) -> None:
+    fn, shapes, ops = BEFORE[name]
+    found = find(fn, *shapes)
+    assert list_taken(found) == ops
+    order = list(found.graph.nodes)
+    for taken, product in found.products.items():
+        if order.index(taken) < order.index(product) and taken not in found.graph.embedded:
+            readers = found.graph.users[taken]
+            assert all(found.products.get(user, user) == product for user in readers)
+
+
 def test_a_product_and_what_it_takes_in_are_one_step() -> None:
     """Stages count products, so that kernels of one stage still meet."""
 

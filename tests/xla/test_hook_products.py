@@ -70,6 +70,33 @@ def test_layers_are_a_launch_each(fn: Any, dtype: Any) -> None:
     assert alone == stitched == 3
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_gradients_launch_no_more(dtype: Any) -> None:
+    def loss(given: Any, x: Any) -> Any:
+        return relu_layers(x, *given).astype(F32).sum()
+
+    x, *given = put((4096, 768), *[(768, 768), (768,)] * 3, dtype=dtype)
+    alone, stitched, _ = count_both(jax.grad(loss), given, x)
+    assert stitched <= alone
+
+
+BEFORE = {
+    "function": lambda x, w, c: jnp.tanh(x) @ w,
+    "scale of rows": lambda x, w, c: (x * c[:, None]) @ w,
+    "cast": lambda x, w, c: x @ w.astype(x.dtype),
+    "for two products": lambda x, w, c: (jax.nn.relu(x) @ w, jax.nn.relu(x).T @ jax.nn.relu(x)),
+    "softmax": lambda x, w, c: jax.nn.softmax(x) @ w,
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_nor_do_ops_in_front_of_products(name: str) -> None:
+    x, c = put((4096, 768), (4096,), dtype=BF16)
+    (w,) = put((768, 1024), dtype=F32 if name == "cast" else BF16)
+    alone, stitched, _ = count_both(BEFORE[name], x, w, c)
+    assert stitched <= alone
+
+
 EPILOGUES = {
     "residual": lambda x, w, b, r: r + (x @ w + b),
     "scaled gate": lambda x, w, b, r: (x @ w) * 0.125 * r,
