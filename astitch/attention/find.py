@@ -165,6 +165,9 @@ def _assemble(
         if _waits_for(graph, v.name, dv.product.name):
             return None  # the gradient needs v
     assert v is not None
+    tensors = [q, k, v, *([gradient] if gradient else [])]
+    if len({graph[t.name].dtype for t in tensors}) > 1:
+        return None
     if count_features(graph, v) != count_features(graph, q):
         return None
     shape = find_mask(graph, rows, softmax)

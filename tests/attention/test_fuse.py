@@ -142,6 +142,17 @@ def test_old_gpus_and_small_scores_stay(monkeypatch: pytest.MonkeyPatch) -> None
     assert fuse_attention(graph, GPU) is graph
 
 
+def test_operands_of_several_types_stay() -> None:
+    def wide_values(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+        wide = v.astype(jnp.float32) * 1.1
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), wide).astype(q.dtype)
+
+    for function in (wide_values, make_gradient(wide_values)):
+        graph, fused = fuse(function, draw())
+        assert str(graph) == str(fused)
+
+
 def test_probabilities_that_somebody_else_reads_stay() -> None:
     def both(q: Any, k: Any, v: Any) -> Any:
         p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
