@@ -67,6 +67,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "restore_windows",
         "split_products",
         "give_operands",
+        "fuse_attention",
         "hoist_loops",
         "rename_scopes",
         "tune",

@@ -19,7 +19,7 @@ from astitch.xla.kept_stitchings import Made, key_of, pack, take_or_make, unpack
 from astitch.xla.module_cache import cache_at
 
 H100 = preset("h100")
-SAME: dict[str, Any] = {"only_marked": False, "strict": False, "tune": False}
+SAME: dict[str, Any] = {"only_marked": False, "strict": False, "tune": False, "attention": False}
 
 
 def module_of(fn: Any, *arguments: Any) -> Any:
@@ -51,7 +51,8 @@ def test_what_decides_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_of(other, H100, **SAME) == key is not None
     keys = [key, key_of(module_of(double, X[:2]), H100, **SAME)]
     keys.append(key_of(module, preset("a100"), **SAME))
-    keys += [key_of(module, H100, **{**SAME, name: True}) for name in ("only_marked", "strict")]
+    flags = ("only_marked", "strict", "attention")
+    keys += [key_of(module, H100, **{**SAME, name: True}) for name in flags]
     monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
     keys.append(key_of(module, H100, **SAME))
     monkeypatch.setattr(kept_stitchings, "fingerprint", lambda: b"another version")
