@@ -7,17 +7,16 @@ shifted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from astitch.attention.masks import find_mask
+from astitch.attention.masks import Masks
 from astitch.attention.operands import (
     Reader,
     Tensor,
     count_features,
     find_repeated,
-    free_dimensions,
     query_parts,
     read_gradient,
     read_operands,
@@ -27,6 +26,7 @@ from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import Softmax, fit_gradient, fit_softmax
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.matmul import free_dimensions
 
 LEAST_SCORES = 1 << 20
 """Scores below which the products and the softmax between them stay as they are: a call of the library takes longer."""
@@ -37,20 +37,23 @@ MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 AMPERE, HOPPER = 80, 90
 """The compute capabilities from which cuDNN has these kernels, and has them for more features."""
 
+ABSORBING = (DType.BF16,)
+"""The types with a number that is all that is left of a score to which it is added, in f32."""
+
 LEAST_SAVED = 2
 """The scores must be so many times as large as a bias."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What is replaced.  forward: the product with v; None where only the gradient is there.
+    """What is replaced.
 
-    masked: the mask is a bias to the library, as it follows from data.
-    gradients: the products that give dq, dk, dv; none without a gradient.  factor: what dq and dk are multiplied by
-    beyond the library's.
+    causal, window: see AttentionAttrs.  mask_as_bias: the mask is no band, so that it is added to the scores.
+    positions: the part of the queries that is their position.  forward: the product with v; None where only the
+    gradient is there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of
+    the result.  factor: what dq and dk are multiplied by beyond the library's.
     """
 
-    graph: Graph
     rows: RowFunctions
     q: Tensor
     k: Tensor
@@ -58,12 +61,12 @@ class Attention:
     softmax: Softmax
     causal: bool
     window: int
-    masked: bool
-    positions: Label  # the part of the queries that is their position
+    mask_as_bias: bool
+    positions: Label
     forward: Reader | None
     gradients: tuple[Reader, ...]
+    given: Tensor | None
     factor: float
-    gradient: Tensor | None
 
     @property
     def products(self) -> set[str]:
@@ -71,45 +74,156 @@ class Attention:
         return {reader.product.name for reader in readers}
 
 
-def find_attention(
-    graph: Graph, scores: Node, key: int, order: Mapping[str, int]
-) -> Attention | None:
-    rows = RowFunctions(graph, scores, key, order)
-    readers = _find_readers(graph, rows)
-    if not readers or _escapes(graph, rows, {r.product.name for r in readers}):
-        return None
-    softmax, kinds = None, dict[str, str]()
-    values = list(dict.fromkeys(reader.value for reader in readers))
-    for value in values:
-        fitted = fit_softmax(rows, value)
-        if fitted and softmax in (None, fitted):
-            softmax = fitted
-            kinds[value] = "softmax"
-    if softmax is None:
-        return None
-    gradient_source, factor = None, 1.0
-    for value in values:
-        if value in kinds:
-            continue
-        fit = fit_gradient(rows, value, softmax)
-        if fit is None or gradient_source not in (None, fit[0]):
+class Search:
+    """Looks for attention in a graph."""
+
+    def __init__(self, graph: Graph, gpu: Gpu) -> None:
+        self.graph, self.gpu = graph, gpu
+        self.order = {name: number for number, name in enumerate(graph.nodes)}
+        self.masks = Masks(graph)
+
+    def run(self) -> Iterator[Attention]:
+        """All that share no product, in the order of their scores."""
+        taken: set[str] = set()
+        for node in self.graph:
+            if not may_be_scores(self.graph, node, self.gpu):
+                continue
+            for key in _key_dimensions(node, self.graph):
+                attention = self.find(node, key)
+                if attention and not taken & attention.products:
+                    taken |= attention.products
+                    yield attention
+                    break
+
+    def find(self, scores: Node, key: int) -> Attention | None:
+        """The attention of which a product gives the scores, the keys lying along a dimension of them."""
+        graph = self.graph
+        rows = RowFunctions(graph, scores, key, self.order)
+        readers = _find_readers(graph, rows)
+        if not readers or _escapes(graph, rows, {r.product.name for r in readers}):
             return None
-        gradient_source, factor = fit
-        kinds[value] = "gradient"
-    by_kind: dict[tuple[str, bool], list[Reader]] = {}
-    for reader in readers:
-        by_kind.setdefault((kinds[reader.value], reader.over_keys), []).append(reader)
-    if any(len(same) > 1 for same in by_kind.values()):
-        return None
-    forward = by_kind.get(("softmax", True), [None])[0]
-    wanted = (("gradient", True), ("gradient", False), ("softmax", False))
-    gradients = tuple(by_kind[w][0] for w in wanted if w in by_kind)
-    if len(gradients) not in (0, 3) or not (forward or gradients):
-        return None
-    return _assemble(graph, rows, key, softmax, forward, gradients, gradient_source, factor)
+        masks = self.masks.find(rows)
+        softmax, kinds = None, dict[str, str]()
+        values = list(dict.fromkeys(reader.value for reader in readers))
+        for value in values:
+            fitted = fit_softmax(rows, value, masks)
+            if fitted and softmax in (None, fitted):
+                softmax = fitted
+                kinds[value] = "softmax"
+        if softmax is None:
+            return None
+        source, factor = None, 1.0
+        for value in values:
+            if value in kinds:
+                continue
+            fit = fit_gradient(rows, value, softmax, masks)
+            if fit is None or source not in (None, fit[0]):
+                return None
+            source, factor = fit
+            kinds[value] = "gradient"
+        by_kind: dict[tuple[str, bool], list[Reader]] = {}
+        for reader in readers:
+            by_kind.setdefault((kinds[reader.value], reader.over_keys), []).append(reader)
+        if any(len(same) > 1 for same in by_kind.values()):
+            return None
+        forward = by_kind.get(("softmax", True), [None])[0]
+        wanted = (("gradient", True), ("gradient", False), ("softmax", False))
+        gradients = tuple(by_kind[w][0] for w in wanted if w in by_kind)
+        if len(gradients) not in (0, 3) or not (forward or gradients):
+            return None
+        return self.assemble(rows, softmax, forward, gradients, source, factor)
+
+    def assemble(
+        self,
+        rows: RowFunctions,
+        softmax: Softmax,
+        forward: Reader | None,
+        gradients: tuple[Reader, ...],
+        source: Source | None,
+        factor: float,
+    ) -> Attention | None:
+        """Attention, if the operands of all products are the same q, k, v and gradient, and the library takes them.
+
+        source: the gradient of the probabilities.
+        """
+        graph, parts, scores = self.graph, rows.parts, rows.product
+        left, right = read_operands(graph, parts, scores, rows.resolved(scores.name) or ())
+        q, k = (left, right) if rows.key_dimension == scores.array.rank - 1 else (right, left)
+        v = forward.other if forward else None
+        given = None
+        if gradients:
+            dq, dk, dv = gradients
+            read = read_gradient(graph, rows, source) if source else None
+            if read is None:
+                return None
+            given, values = read
+            v = v or values
+            same = ((values, v), (dq.other, k), (dk.other, q), (dv.other, given))
+            if any(one.resolve(parts) != other.resolve(parts) for one, other in same):
+                return None
+            if self.waits_for(v.name, dv.product.name):
+                return None  # the gradient needs v
+        assert v is not None
+        narrow = graph[scores.operands[0]].dtype
+        tensors = [q, k, v, *([given] if given else [])]
+        if any(graph[tensor.name].dtype is not narrow for tensor in tensors):
+            return None
+        if count_features(graph, v) != count_features(graph, q):
+            return None
+        mask, bias = softmax.mask, softmax.bias
+        found = self.masks.find_band(rows, mask, softmax.keeps_true) if mask else None
+        (causal, window), positions = found or ((False, 0), _choose_positions(rows))
+        mask_as_bias = mask is not None and found is None
+        if mask_as_bias and (bias or not softmax.is_uniform or narrow not in ABSORBING):
+            return None
+        added = mask if mask_as_bias else bias
+        if added and not _takes_bias(
+            rows,
+            added,
+            positions,
+            narrow,
+            is_number=not mask_as_bias,
+            has_gradient=bool(gradients),
+        ):
+            return None
+        return Attention(
+            rows=rows,
+            q=q,
+            k=k,
+            v=v,
+            softmax=softmax,
+            causal=causal,
+            window=window,
+            mask_as_bias=mask_as_bias,
+            positions=positions,
+            forward=forward,
+            gradients=gradients,
+            given=given,
+            factor=factor,
+        )
+
+    def waits_for(self, name: str, other: str) -> bool:
+        """Is a node computed from another one?"""
+        seen, stack = {name}, [name]
+        while stack:
+            current = stack.pop()
+            if current == other:
+                return True
+            if self.order[current] > self.order[other]:
+                new = [o for o in self.graph[current].operands if o not in seen]
+                seen.update(new)
+                stack += new
+        return False
+
+
+def _choose_positions(rows: RowFunctions) -> Label:
+    """Where no mask tells, the largest part of the queries is their position: the others are groups of heads."""
+    queries = query_parts(rows)
+    return (max(queries, key=lambda part: rows.parts.extents[part]),) if queries else ()
 
 
 def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
+    """Is a node a product of the types and sizes of which the library takes the attention?"""
     attrs = node.attrs
     if not isinstance(attrs, DotAttrs) or len(attrs.lhs_contracting) != 1:
         return False
@@ -122,110 +236,40 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
     return narrow and features % FEATURES_MULTIPLE == 0 and features <= most
 
 
-def key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
+def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
     """The dimensions of the scores that may be those of the keys: all that one operand has for itself."""
     attrs = node.attrs
     assert isinstance(attrs, DotAttrs)
     left, right = (graph[o].array for o in node.operands)
-    lefts = free_dimensions(left, attrs.lhs_batch, attrs.lhs_contracting)
-    rights = free_dimensions(right, attrs.rhs_batch, attrs.rhs_contracting)
+    lefts = free_dimensions(left.rank, attrs.lhs_batch, attrs.lhs_contracting)
+    rights = free_dimensions(right.rank, attrs.rhs_batch, attrs.rhs_contracting)
     if len(rights) == 1 and node.shape[-1] > 1:
         yield node.array.rank - 1
     if len(lefts) == 1 and node.shape[len(attrs.lhs_batch)] > 1:
         yield len(attrs.lhs_batch)
 
 
-def _assemble(
-    graph: Graph,
-    rows: RowFunctions,
-    key: int,
-    softmax: Softmax,
-    forward: Reader | None,
-    gradients: tuple[Reader, ...],
-    gradient_source: Source | None,
-    factor: float,
-) -> Attention | None:
-    """Attention, if the operands of all products are the same q, k, v and gradient."""
-    scores = rows.product
-    left, right = read_operands(graph, rows.parts, scores, rows.resolved(scores.name) or ())
-    q, k = (left, right) if key == scores.array.rank - 1 else (right, left)
-    v = forward.other if forward else None
-    gradient = None
-    if gradients:
-        dq, dk, dv = gradients
-        assert gradient_source is not None
-        read = read_gradient(graph, rows, gradient_source)
-        if read is None:
-            return None
-        gradient, values = read
-        v = v or values
-        same = ((values, v), (dq.other, k), (dk.other, q), (dv.other, gradient))
-        if any(one.resolve(rows.parts) != other.resolve(rows.parts) for one, other in same):
-            return None
-        if _waits_for(graph, v.name, dv.product.name):
-            return None  # the gradient needs v
-    assert v is not None
-    tensors = [q, k, v, *([gradient] if gradient else [])]
-    if len({graph[t.name].dtype for t in tensors}) > 1:
-        return None
-    if count_features(graph, v) != count_features(graph, q):
-        return None
-    shape = find_mask(graph, rows, softmax)
-    masked = shape is None
-    if masked and (softmax.bias or not softmax.takes_empty_rows):
-        return None
-    causal, window, positions = shape or (False, 0, query_parts(rows)[-1:])
-    if (masked or softmax.bias) and not _takes_bias(graph, rows, softmax, positions, gradients):
-        return None
-    return Attention(
-        graph,
-        rows,
-        q,
-        k,
-        v,
-        softmax,
-        causal,
-        window,
-        masked,
-        positions,
-        forward,
-        gradients,
-        factor,
-        gradient,
-    )
-
-
-def _waits_for(graph: Graph, name: str, other: str) -> bool:
-    """Is a node computed from another one?"""
-    seen, stack = {name}, [name]
-    while stack:
-        current = stack.pop()
-        if current == other:
-            return True
-        new = [o for o in graph[current].operands if o not in seen]
-        seen.update(new)
-        stack += new
-    return False
-
-
 def _takes_bias(
-    graph: Graph,
     rows: RowFunctions,
-    softmax: Softmax,
+    source: Source,
     positions: Label,
-    gradients: Sequence[Reader],
+    narrow: DType,
+    *,
+    is_number: bool,
+    has_gradient: bool,
 ) -> bool:
-    """Is the library's form of a bias smaller than the scores, and of a type that loses nothing?"""
+    """Is the library's form of what is added smaller than the scores, and of a type that loses nothing?
+
+    is_number: source is a bias, not a mask.
+    """
     queries, keys = (rows.parts.extent(label) for label in (positions, rows.key))
-    if gradients and (queries % 2 or keys % 2):
+    if has_gradient and (queries % 2 or keys % 2):
         return False
-    narrow = graph[rows.product.operands[0]].dtype
-    if softmax.bias and find_repeated(rows, softmax.bias)[0].dtype is not narrow:
+    node, labels = find_repeated(rows, source)
+    if is_number and node.dtype is not narrow:
         return False
-    source = softmax.bias or softmax.mask
-    assert source is not None
-    present = {p for label in find_repeated(rows, source)[1] for p in label}
-    repeated = present | set(positions) | set(rows.parts.resolve(rows.key))
+    repeated = {p for label in labels for p in label}
+    repeated |= set(positions) | set(rows.parts.resolve(rows.key))
     elements = prod(rows.parts.extents[p] for p in repeated)
     return elements * LEAST_SAVED <= rows.product.array.size
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from astitch.attention.find import AMPERE, Attention, find_attention, key_dimensions, may_be_scores
+from astitch.attention.find import AMPERE, Attention, Search
 from astitch.attention.operands import (
     FEATURES,
     Reader,
@@ -17,11 +17,10 @@ from astitch.attention.operands import (
     find_repeated,
     query_parts,
 )
-from astitch.attention.rows import Label, RowFunctions, number_nodes
+from astitch.attention.rows import Label, RowFunctions
 from astitch.attention.softmax import Softmax
 from astitch.device.gpu import Gpu
-from astitch.errors import IllegalProduct
-from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
     AttentionAttrs,
@@ -56,27 +55,17 @@ def fuse_attention(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    order = number_nodes(graph.nodes)
-    found: list[Attention] = []
-    taken: set[str] = set()
-    for node in graph:
-        if not may_be_scores(graph, node, gpu):
-            continue
-        for key in key_dimensions(node, graph):
-            attention = find_attention(graph, node, key, order)
-            if attention and not taken & attention.products:
-                taken |= attention.products
-                found.append(attention)
-                break
+    found = list(Search(graph, gpu).run())
     if not found:
         return graph
-    writer = _Writer(graph)
+    nodes = dict(graph.nodes)
     for attention in found:
-        for product in sorted(attention.products, key=order.__getitem__):
+        for product in sorted(attention.products):
             if log:
                 log("fuse_attention", product)
-        writer.write(attention)
-    return writer.finish()
+        _write(nodes, attention)
+    live = keep_live_nodes(sort_nodes(nodes, [*graph.nodes, *graph.outputs], {}), graph.outputs)
+    return replace(graph, nodes=live)
 
 
 @dataclass(frozen=True)
@@ -87,10 +76,6 @@ class _Classes:
 
     def class_of(self, part: int) -> int:
         return next(c for c, label in enumerate(self.parts) if part in label)
-
-    @property
-    def order(self) -> Label:
-        return tuple(p for label in self.parts for p in label)
 
     @staticmethod
     def of(attention: Attention) -> tuple[_Classes, _Classes]:
@@ -106,49 +91,35 @@ class _Classes:
         )
 
 
-class _Writer:
-    """Writes the graph anew: attention in place of its products."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.nodes: dict[str, Node] = dict(graph.nodes)
-
-    def finish(self) -> Graph:
-        nodes = keep_live_nodes(_sort(self.nodes, self.graph), self.graph.outputs)
-        return replace(self.graph, nodes=nodes)
-
-    def write(self, attention: Attention) -> None:
-        at = _Place(self.nodes, attention.rows)
-        of_queries, of_keys = _Classes.of(attention)
-        origin = attention.rows.product
-        q, q_order = at.gather(origin, attention.q, of_queries)
-        k, k_order = at.gather(origin, attention.k, of_keys)
-        v, v_order = at.gather(origin, attention.v, of_keys)
-        softmax = attention.softmax
-        attrs = AttentionAttrs(
-            softmax.scale, attention.causal, attention.window, q_order, k_order, v_order
-        )
-        types = [self.nodes[name].array for name in (q, k, v)]
-        shape = list(types[0].shape)
-        shape[q_order[3]] = types[2].shape[v_order[3]]
-        rows = tuple(types[0].shape[d] for d in q_order[:3])
-        results = ArrayType(types[0].dtype, tuple(shape)), ArrayType(DType.F32, rows)
-        bias = at.add_bias(attention, of_queries)
-        call = at.add(origin, "attention", TupleType(results), (q, k, v, *bias), attrs)
-        o = at.project(origin, call, 0)
-        if attention.forward:
-            at.spread(attention.forward, o, q_order, of_queries)
-        if attention.gradients and attention.gradient:
-            first = attention.gradients[0].product
-            given, order = at.gather(first, attention.gradient, of_queries, q_order)
-            operands = (q, k, v, at.project(origin, call, 1), given, o, *bias)
-            attrs = replace(attrs, gradient=order)
-            back = at.add(first, "attention-gradient", TupleType(tuple(types)), operands, attrs)
-            dq, dk, dv = attention.gradients
-            factor = attention.factor
-            at.spread(dq, at.project(first, back, 0), q_order, of_queries, factor)
-            at.spread(dk, at.project(first, back, 1), k_order, of_keys, factor)
-            at.spread(dv, at.project(first, back, 2), v_order, of_keys)
+def _write(nodes: dict[str, Node], attention: Attention) -> None:
+    """Puts calls of attention in the place of its products."""
+    at = _Place(nodes, attention.rows)
+    of_queries, of_keys = _Classes.of(attention)
+    origin, softmax = attention.rows.product, attention.softmax
+    q, q_order = at.gather(origin, attention.q, of_queries)
+    k, k_order = at.gather(origin, attention.k, of_keys)
+    v, v_order = at.gather(origin, attention.v, of_keys)
+    attrs = AttentionAttrs(
+        softmax.scale, attention.causal, attention.window, q_order, k_order, v_order
+    )
+    types = tuple(nodes[name].array for name in (q, k, v))
+    rows = tuple(types[0].shape[d] for d in q_order[:3])
+    results = TupleType((types[0], ArrayType(DType.F32, rows)))  # v has as many features as q
+    bias = at.add_bias(attention, of_queries)
+    call = at.add(origin, "attention", results, (q, k, v, *bias), attrs)
+    o = at.project(origin, call, 0)
+    if attention.forward:
+        at.put_result(attention.forward, o, q_order, of_queries)
+    if attention.given is None:
+        return
+    dq, dk, dv = attention.gradients
+    first, factor = dq.product, attention.factor
+    given, _ = at.gather(first, attention.given, of_queries, q_order)
+    operands = (q, k, v, at.project(origin, call, 1), given, o, *bias)
+    back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
+    at.put_result(dq, at.project(first, back, 0), q_order, of_queries, factor)
+    at.put_result(dk, at.project(first, back, 1), k_order, of_keys, factor)
+    at.put_result(dv, at.project(first, back, 2), v_order, of_keys)
 
 
 @dataclass(frozen=True)
@@ -174,22 +145,22 @@ class _Place:
         return self.add(origin, "get-tuple-element", element, (value,), attrs)
 
     def gather(
-        self, origin: Node, tensor: Tensor, classes: _Classes, like: Order = POSITIONS_FIRST
+        self, origin: Node, tensor: Tensor, classes: _Classes, order: Order | None = None
     ) -> tuple[str, Order]:
-        """(an array of four dimensions, their order): as the tensor lies, where that is a form of the library's.
+        """(an array of four dimensions, their order).
 
-        Each class of parts must be together, and the features innermost.  like: the order that it gets else.
+        order: the one that is wanted; None: as the tensor lies, where each class of parts is together and the features
+        are innermost, else POSITIONS_FIRST.
         """
         tensor = tensor.resolve(self.rows.parts)
         parts = [part for label in tensor.labels for part in label]
-        found = [classes.class_of(part) for part in parts]
-        present = [c for i, c in enumerate(found) if i == 0 or c != found[i - 1]]
-        lies = [part for c in present for part in classes.parts[c] if part in parts]
-        if lies != parts or present[-1] != 3:
-            present = [like.index(d) for d in range(4) if like.index(d) in found]
-        together = [part for c in present for part in classes.parts[c] if part in parts]
-        absent = [c for c in range(4) if c not in present]
-        places = [*absent, *present]
+        found = list(dict.fromkeys(classes.class_of(part) for part in parts))
+        lies = [part for c in found for part in classes.parts[c] if part in parts]
+        places = [*(c for c in range(4) if c not in found), *found]
+        if order or lies != parts or found[-1] != 3:
+            wanted = order or POSITIONS_FIRST
+            places = [wanted.index(d) for d in range(4)]
+        together = [part for c in places for part in classes.parts[c] if part in parts]
         features = self.nodes[tensor.name].shape[tensor.labels.index(FEATURES)]
         value = self._turn(origin, tensor.name, parts, together, features)
         shape = tuple(prod(self._extent(p, features) for p in classes.parts[c]) for c in places)
@@ -200,7 +171,7 @@ class _Place:
     def add_bias(self, attention: Attention, classes: _Classes) -> tuple[str, ...]:
         """The bias as [batch or 1, heads or 1, positions, keys]; nothing where there is none."""
         softmax, origin = attention.softmax, attention.rows.product
-        source = softmax.mask if attention.masked else softmax.bias
+        source = softmax.mask if attention.mask_as_bias else softmax.bias
         if source is None:
             return ()
         node, labels = find_repeated(self.rows, source)
@@ -214,10 +185,10 @@ class _Place:
         value = self._turn(origin, value, parts, wanted, 1)
         # Batch and heads are repeated by the library, but as a whole.
         whole = [c > 1 or any(p in parts for p in label) for c, label in enumerate(four)]
-        spread = [p for c, label in enumerate(four) if whole[c] for p in label]
-        extents = tuple(self.rows.parts.extents[p] for p in spread)
+        repeated = [p for c, label in enumerate(four) if whole[c] for p in label]
+        extents = tuple(self.rows.parts.extents[p] for p in repeated)
         value = self._make_bias(origin, value, softmax, narrow)
-        dimensions = BroadcastAttrs(tuple(spread.index(p) for p in wanted))
+        dimensions = BroadcastAttrs(tuple(repeated.index(p) for p in wanted))
         value = self.add(origin, "broadcast", ArrayType(narrow, extents), (value,), dimensions)
         ends = tuple(
             prod(self.rows.parts.extents[p] for p in label) if whole[c] else 1
@@ -243,7 +214,7 @@ class _Place:
         low = self._splat(origin, LOWEST[narrow], result)
         if array.dtype is DType.PRED:
             zero = self._splat(origin, 0.0, result)
-            chosen = (zero, low) if softmax.seen else (low, zero)
+            chosen = (zero, low) if softmax.keeps_true else (low, zero)
             return self.add(origin, "select", result, (value, *chosen))
         if array.dtype is not narrow:
             least = self._splat(origin, LOWEST[narrow], array)
@@ -256,7 +227,7 @@ class _Place:
         scalar = self.add(origin, "constant", ArrayType(array.dtype, ()), (), constant)
         return self.add(origin, "broadcast", array, (scalar,), BroadcastAttrs(()))
 
-    def spread(
+    def put_result(
         self, reader: Reader, value: str, order: Order, classes: _Classes, factor: float = 1.0
     ) -> None:
         """Puts a result of attention in the place of a product."""
@@ -296,22 +267,3 @@ class _Place:
         permutation = tuple(list(parts).index(p) for p in wanted)
         turned = ArrayType(self.nodes[value].dtype, tuple(split[p] for p in permutation))
         return self.add(origin, "transpose", turned, (value,), TransposeAttrs(permutation))
-
-
-def _sort(nodes: Mapping[str, Node], graph: Graph) -> dict[str, Node]:
-    """The nodes with operands first, in the order of the graph where that leaves a choice."""
-    found: dict[str, Node] = {}
-    for start in [*graph.nodes, *graph.outputs]:
-        stack, open_ = [start], set[str]()
-        while stack:
-            name = stack[-1]
-            missing = [o for o in nodes[name].operands if o not in found]
-            if name in found or not missing:
-                found[name] = nodes[name]
-                stack.pop()
-                continue
-            if name in open_:
-                raise IllegalProduct(f"graph {graph.name}: %{name} waits for itself")
-            open_.add(name)
-            stack += reversed(missing)
-    return found

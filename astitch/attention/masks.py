@@ -1,98 +1,177 @@
-"""Masks by position: takes what leaves scores out, hands on the band that it is."""
+"""What leaves scores out: which arrays do so, and which of them by the positions of query and key alone.
+
+A mask is a condition, or a number that is added: 0 keeps a score, a very low one leaves it out.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
-from astitch.attention.indices import DependsOnData, evaluate_at
+from astitch.attention.indices import DependsOnData, evaluate_at, varying_dimensions
 from astitch.attention.operands import query_parts
-from astitch.attention.rows import Label, RowFunctions
-from astitch.attention.softmax import Softmax, as_seen
-from astitch.graph.ir import Graph
+from astitch.attention.rows import Label, RowFunctions, Source, read_scalar
+from astitch.graph.ir import ArrayType, DType, Graph, Node
+from astitch.graph.ops import OPS, Kind
 
-CHECKED_ROWS, CHECKED_ELEMENTS = 4096, 1 << 20
-"""Rows of a mask that are compared whole; of more, that many of them.  So many elements are compared at once."""
+LEAVES_OUT = -1e8
+"""A number that, added to a score, leaves it out: no score of 16 bits in practice comes near."""
 
+MOST_STEPS = 12
+"""Ops from a condition to the number that it is added as."""
 
-def find_mask(graph: Graph, rows: RowFunctions, softmax: Softmax) -> tuple[bool, int, Label] | None:
-    """(causal, window, the part of the queries that is their position); None for a mask of another form."""
-    queries = query_parts(rows)
-    if softmax.mask is None:
-        return False, 0, queries[-1:]
-    for position in queries:
-        shape = _read_band(graph, rows, softmax, position)
-        if shape is not None:
-            return (*shape, (position,))
-    return None
+AT_ONCE = 1 << 20
+"""Elements of a mask that are evaluated together."""
+
+Band = tuple[bool, int]
+"""(causal, window): see AttentionAttrs."""
 
 
-def _read_band(
-    graph: Graph, rows: RowFunctions, softmax: Softmax, position: int
-) -> tuple[bool, int] | None:
-    """(causal, window) if a score is left out by these two positions alone, in the form of a band."""
-    keys = rows.parts.resolve(rows.key)
-    if softmax.mask is None or len(keys) != 1:
+class Masks:
+    """The masks of a graph, each read once for all layers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._is_mask: dict[str, bool] = {}
+        self._bands: dict[tuple[object, ...], Band | None] = {}
+
+    def find(self, rows: RowFunctions) -> frozenset[str]:
+        """The sources that are masks, by name."""
+        return frozenset(name for name in rows.sources if self._is(name))
+
+    def _is(self, name: str) -> bool:
+        if name not in self._is_mask:
+            node = self.graph[name]
+            self._is_mask[name] = (
+                node.dtype is DType.PRED
+                or _follows_from_condition(self.graph, node)
+                or _follows_from_indices(self.graph, node)
+            )
+        return self._is_mask[name]
+
+    def find_band(
+        self, rows: RowFunctions, mask: Source, keeps_true: bool
+    ) -> tuple[Band, Label] | None:
+        """The band that a mask leaves, and the part of the queries that is their position.
+
+        keeps_true: of a condition, whether it names the scores that are kept.  None for a mask of another form.
+        """
+        for position in query_parts(rows):
+            key = rows.parts.resolve(rows.key)
+            labels = tuple(map(rows.parts.resolve, mask.labels))
+            extents = tuple(tuple(rows.parts.extents[p] for p in label) for label in labels)
+            places = tuple((position in label, *(p in key for p in label)) for label in labels)
+            known = mask.name, keeps_true, extents, places
+            if known not in self._bands:
+                self._bands[known] = _read_band(rows, mask, keeps_true, position)
+            band = self._bands[known]
+            if band is not None:
+                return band, (position,)
         return None
-    count, columns = rows.parts.extents[position], np.arange(rows.parts.extents[keys[0]])
-    numbers = _choose_rows(count)
-    diagonal = min(count, len(columns)) - 1  # the first row that has the whole window
-    chunk = max(1, CHECKED_ELEMENTS // len(columns))
+
+
+def as_seen(values: np.ndarray) -> np.ndarray:
+    """A mask's elements as conditions.  Raises DependsOnData for numbers that neither keep nor leave out."""
+    if values.dtype == np.bool_:
+        return values
+    seen = values == 0
+    if not np.all(seen | (values <= LEAVES_OUT)):
+        raise DependsOnData
+    return np.asarray(seen)
+
+
+def _follows_from_condition(graph: Graph, node: Node) -> bool:
+    """Is a number 0 or very low, as a condition says?"""
+    names: list[str] = [node.name]
+    while graph[names[-1]].dtype is not DType.PRED:
+        current = graph[names[-1]]
+        kind = OPS[current.op].kind
+        if kind not in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX) or len(names) > MOST_STEPS:
+            return False
+        others = [o for o in dict.fromkeys(current.operands) if read_scalar(graph, o) is None]
+        if len(others) != 1:
+            return False
+        names.append(others[0])
+    found = [_evaluate_steps(graph, names, condition) for condition in (False, True)]
+    if None in found:
+        return False
+    numbers = [number for number in found if number is not None]
+    return [x == 0 for x in sorted(numbers)] == [False, True] and min(numbers) <= LEAVES_OUT
+
+
+def _evaluate_steps(graph: Graph, names: Sequence[str], condition: bool) -> float | None:
+    """What the first of some ops gives where the last is a condition of this value; None for one without a meaning."""
+    known = {names[-1]: np.array(condition)}
+    for name in reversed(names[:-1]):
+        node = graph[name]
+        if OPS[node.op].kind is not Kind.ELEMENTWISE:
+            known[name] = known[node.operands[0]]
+            continue
+        meaning = OPS[node.op].meaning
+        if meaning is None:
+            return None
+        given = [
+            known[o] if o in known else np.array(read_scalar(graph, o)).astype(graph[o].dtype.numpy)
+            for o in node.operands
+        ]
+        with np.errstate(all="ignore"):
+            known[name] = np.asarray(meaning(replace(node, type=ArrayType(node.dtype, ())), *given))
+    return float(known[names[0]])
+
+
+def _follows_from_indices(graph: Graph, node: Node) -> bool:
+    """Is each element told by its index alone to be 0 or very low?"""
+    varying = sorted(varying_dimensions(graph, node.name))
+    shape = tuple(node.shape[d] for d in varying)
     try:
-        reading = _MaskReading(graph, rows, softmax, position, keys[0])
-        seen = int(reading.read(np.array([diagonal]), columns).sum())
+        for start in range(0, prod(shape), AT_ONCE):
+            flat = np.arange(start, min(start + AT_ONCE, prod(shape)))
+            places = dict(zip(varying, np.unravel_index(flat, shape), strict=True))
+            index = [places.get(d, np.zeros_like(flat)) for d in range(node.array.rank)]
+            as_seen(evaluate_at(graph, node.name, index))
+    except DependsOnData:
+        return False
+    return True
+
+
+def _read_band(rows: RowFunctions, mask: Source, keeps_true: bool, position: int) -> Band | None:
+    """The band, if the scores that are kept follow from these positions alone and form one."""
+    parts, keys = rows.parts, rows.parts.resolve(rows.key)
+    labels = [parts.resolve(label) for label in mask.labels]
+    varying = varying_dimensions(rows.graph, mask.name)
+    if len(keys) != 1 or any(not {position, *keys}.issuperset(labels[d]) for d in varying):
+        return None
+    count, columns = parts.extents[position], np.arange(parts.extents[keys[0]])
+
+    def read(numbers: np.ndarray) -> np.ndarray:
+        """Which scores of these rows are kept: [rows, keys]."""
+        at, along = np.broadcast_arrays(numbers[:, None], columns)
+        index: list[np.ndarray] = []
+        for label in labels:
+            place = np.zeros_like(along)
+            for part in label:
+                here = {position: at, keys[0]: along}.get(part, np.zeros_like(along))
+                place = place * parts.extents[part] + here
+            index.append(place)
+        seen = as_seen(evaluate_at(rows.graph, mask.name, index))
+        return seen if keeps_true else ~seen
+
+    diagonal = min(count, len(columns)) - 1  # the first row that has the whole window
+    chunk = max(1, AT_ONCE // len(columns))
+    try:
+        seen = int(read(np.array([diagonal])).sum())
         window = seen if seen <= diagonal else 0
         if window and count > len(columns):
             return None  # rows without a score
-        for start in range(0, len(numbers), chunk):
-            distance = numbers[start : start + chunk, None] - columns
+        for start in range(0, count, chunk):
+            numbers = np.arange(start, min(start + chunk, count))
+            distance = numbers[:, None] - columns
             band = (distance >= 0) & (distance < (window or count))
-            if not np.array_equal(reading.read(numbers[start : start + chunk], columns), band):
+            if not np.array_equal(read(numbers), band):
                 return None
     except DependsOnData:
         return None
     return True, window
-
-
-def _choose_rows(count: int) -> np.ndarray:
-    """All of them, or the ends and some between."""
-    if count <= CHECKED_ROWS:
-        return np.arange(count)
-    ends = CHECKED_ROWS // 8
-    between = np.random.default_rng(0).integers(0, count, CHECKED_ROWS - 2 * ends)
-    return np.unique([*range(ends), *range(count - ends, count), *between])
-
-
-@dataclass(frozen=True)
-class _MaskReading:
-    """A mask by the positions of query and key.  Raises DependsOnData where it follows from more."""
-
-    graph: Graph
-    rows: RowFunctions
-    softmax: Softmax
-    position: int
-    key: int
-
-    def read(self, numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Which scores of these rows are seen: [rows, keys]."""
-        first, last = (self._read_at(numbers, columns, end) for end in (0, 1))
-        if not np.array_equal(first, last):
-            raise DependsOnData
-        return first
-
-    def _read_at(self, numbers: np.ndarray, columns: np.ndarray, end: int) -> np.ndarray:
-        """At the first (end 0) or last (1) index of all other dimensions."""
-        mask, parts = self.softmax.mask, self.rows.parts
-        assert mask is not None
-        numbers, columns = np.broadcast_arrays(numbers[:, None], columns)
-        index: list[np.ndarray] = []
-        for label in mask.labels:
-            at = np.zeros_like(columns)
-            for part in parts.resolve(label):
-                extent = parts.extents[part]
-                here = {self.position: numbers, self.key: columns}.get(part, end * (extent - 1))
-                at = at * extent + here
-            index.append(at)
-        seen = as_seen(evaluate_at(self.graph, mask.name, index))
-        return seen if self.softmax.seen else ~seen

@@ -12,7 +12,8 @@ from math import prod
 
 from astitch.attention.indices import varying_dimensions
 from astitch.attention.rows import Label, NotARow, Parts, RowFunctions, Source
-from astitch.graph.ir import ArrayType, BroadcastAttrs, DotAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.graph.ir import BroadcastAttrs, DotAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
 
 FEATURES: Label = (-1,)
@@ -49,13 +50,10 @@ def count_features(graph: Graph, tensor: Tensor) -> int:
     return graph[tensor.name].shape[tensor.labels.index(FEATURES)]
 
 
-def free_dimensions(array: ArrayType, *taken: Sequence[int]) -> list[int]:
-    return [d for d in range(array.rank) if not any(d in t for t in taken)]
-
-
 def read_product(
     graph: Graph, rows: RowFunctions, product: Node, value: str, keys: Label
 ) -> Reader | None:
+    """How a product reads a value of the rows; None where it is neither of attention nor of its gradient."""
     attrs, labels = product.attrs, rows.resolved(value)
     assert isinstance(attrs, DotAttrs)
     if labels is None or product.operands[0] == product.operands[1]:
@@ -72,7 +70,7 @@ def read_product(
     if sorted(batch) != sorted(wanted) or sorted(over) not in (sorted(keys), sorted(queries)):
         return None
     other = graph[product.operands[1 - side]].array
-    free = free_dimensions(other, batches[1 - side], contracted[1 - side])
+    free = free_dimensions(other.rank, batches[1 - side], contracted[1 - side])
     narrow = graph[rows.product.operands[0]].dtype
     if len(free) != 1 or not _is_rounded(graph, product, narrow):
         return None
@@ -83,7 +81,7 @@ def read_product(
         strict=True,
     ):
         theirs[its] = labels[mine]
-    own = [labels[d] for d in free_dimensions(graph[value].array, batches[side], contracted[side])]
+    own = [labels[d] for d in free_dimensions(len(labels), batches[side], contracted[side])]
     result = [*own, FEATURES] if side == 0 else [FEATURES, *own]
     return Reader(
         product,
@@ -111,6 +109,7 @@ def _is_rounded(graph: Graph, node: Node, dtype: DType) -> bool:
 
 
 def batch_parts(rows: RowFunctions) -> Label:
+    """The parts of the batch dimensions of the scores."""
     attrs = rows.product.attrs
     assert isinstance(attrs, DotAttrs)
     labels = rows.resolved(rows.product.name) or ()
@@ -118,6 +117,7 @@ def batch_parts(rows: RowFunctions) -> Label:
 
 
 def query_parts(rows: RowFunctions) -> Label:
+    """The parts of the dimensions of the scores that are neither of the batch nor of the keys."""
     attrs = rows.product.attrs
     assert isinstance(attrs, DotAttrs)
     labels = rows.resolved(rows.product.name) or ()
@@ -141,7 +141,7 @@ def read_operands(
         own: list[Label] = [FEATURES] * array.rank
         for number, d in enumerate(batch):
             own[d] = labels[number]
-        for d in free_dimensions(array, batch, contracted):
+        for d in free_dimensions(array.rank, batch, contracted):
             own[d] = labels[place]
             place += 1
         found.append(_peel(graph, parts, name, tuple(own)))
@@ -177,8 +177,7 @@ def _labels_before(
 def _regroup(
     parts: Parts, labels: Sequence[Label], shape: Sequence[int], before: Sequence[int]
 ) -> tuple[Label, ...] | None:
-    """The labels of the operand of a reshape; None where it splits the features or joins them to
-    others."""
+    """The labels of the operand of a reshape; None where it splits the features or joins them to others."""
 
     def join(some: Sequence[Label]) -> Label:
         return tuple(part for label in some for part in label)

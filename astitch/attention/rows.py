@@ -2,13 +2,14 @@
 
 Takes a product of matrices, finds the ops that compute each row of an array from the same row of the product and of
 others, and evaluates them for rows of random numbers.  Two ways to write one function are told to be equal by what
-they give, whatever they are made of: functions of this kind that agree at random points to all digits are equal.
+they give, whatever they are made of.  Functions in one piece that agree at random points to eight digits are equal;
+large and small points are drawn to expose those in several pieces, as a clip is.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -160,6 +161,8 @@ class RowFunctions:
             raise NotARow
         row = OPS[node.op]
         first = self.labels.get(node.operands[0])
+        if row.is_conversion and node.dtype.is_float and node.dtype.bytes < 2:
+            raise NotARow  # so few bits are another function
         if row.kind is Kind.ELEMENTWISE:
             return self._join(node)
         if first is None:
@@ -264,14 +267,14 @@ class RowFunctions:
         return any(key & set(self.parts.resolve(source.labels[d])) for d in varying)
 
     def draw(
-        self, seed: int, masks: Container[str] = (), spread: float = 2.0, offset: float = 0.0
+        self, seed: int, masks: Container[str] = (), deviation: float = 2.0, mean: float = 0.0
     ) -> dict[str, np.ndarray]:
         """Random rows of the product, normal with this deviation and mean, and of all sources.
 
         masks: the sources that are conditions, or numbers that are 0 or LEFT_OUT.
         """
         random = np.random.default_rng(seed)
-        drawn = {self.product.name: offset + spread * random.standard_normal((ROWS, KEYS))}
+        drawn = {self.product.name: mean + deviation * random.standard_normal((ROWS, KEYS))}
         for source in self.sources.values():
             size = (ROWS, KEYS if self.varies_along_key(source) else 1)
             if source.name not in masks:
@@ -321,13 +324,13 @@ class RowFunctions:
             return np.asarray(ufunc.reduce(whole, axis=1, keepdims=True))
         if row.kind is not Kind.ELEMENTWISE:
             return operands[0]
-        spread = np.broadcast_arrays(*operands)
+        equal = np.broadcast_arrays(*operands)
         if row.is_conversion:
-            return spread[0].astype(np.float64 if node.dtype.is_float else node.dtype.numpy)
+            return equal[0].astype(np.float64 if node.dtype.is_float else node.dtype.numpy)
         assert row.meaning is not None
         dtype = DType.F64 if node.dtype.is_float else node.dtype
-        wide = replace(node, type=ArrayType(dtype, spread[0].shape))
-        return np.asarray(row.meaning(wide, *spread))
+        wide = replace(node, type=ArrayType(dtype, equal[0].shape))
+        return np.asarray(row.meaning(wide, *equal))
 
 
 def read_scalar(graph: Graph, name: str) -> float | None:
@@ -341,8 +344,3 @@ def read_scalar(graph: Graph, name: str) -> float | None:
     if not value.size or np.any(value != value.flat[0]):
         return None
     return float(value.flat[0].astype(np.float64))
-
-
-def number_nodes(names: Iterable[str]) -> dict[str, int]:
-    """The place of each in the order of the graph."""
-    return {name: number for number, name in enumerate(names)}

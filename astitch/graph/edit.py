@@ -1,9 +1,10 @@
-"""What every pass needs to write a graph anew: names that are free, and which nodes are still needed."""
+"""What every pass needs to write a graph anew: names that are free, the nodes that are needed, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from astitch.errors import IllegalProduct
 from astitch.graph.ir import Node, OpaqueAttrs
 from astitch.graph.ops import OPS
 
@@ -25,6 +26,29 @@ def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[s
             live.add(node.name)
             live.update(node.operands)
     return {name: node for name, node in nodes.items() if name in live}
+
+
+def sort_nodes(
+    nodes: Mapping[str, Node], wanted: Sequence[str], first: Mapping[str, Node]
+) -> dict[str, Node]:
+    """The wanted nodes and what they are computed from, each after its operands, behind the first ones.
+
+    Raises IllegalProduct for a node that is computed from itself.
+    """
+    found, opened = dict(first), set[str]()
+    pending = [*reversed(wanted)]
+    while pending:
+        name = pending[-1]
+        missing = [] if name in found else [o for o in nodes[name].operands if o not in found]
+        if not missing:
+            found.setdefault(name, nodes.get(name) or first[name])
+            pending.pop()
+            continue
+        if name in opened:
+            raise IllegalProduct(f"%{name} is computed from itself")
+        opened.add(name)
+        pending += missing
+    return found
 
 
 def is_pure(node: Node) -> bool:

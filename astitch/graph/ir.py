@@ -495,7 +495,7 @@ class AttentionAttrs:
     """attention, attention-gradient: softmax(scale q k^T) v for each batch and head (graph/ops/attention.py).
 
     causal: position i of q sees positions j <= i of k.  window: with causal, only j > i - window; 0: all.
-    q, k, v: how the dimensions of these operands are ordered.  gradient: the same of the gradient of the result.
+    q, k, v: how the dimensions of these operands are ordered.  The result and its gradient are ordered as q is.
     """
 
     scale: float
@@ -504,7 +504,6 @@ class AttentionAttrs:
     q: Order
     k: Order
     v: Order
-    gradient: Order = (0, 1, 2, 3)
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

@@ -53,8 +53,8 @@ def canonical_dot(
     pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
     lhs_contracting = tuple(pair[0] for pair in pairs)
     rhs_contracting = tuple(pair[1] for pair in pairs)
-    lhs_free = _free_dimensions(lhs.rank, attrs.lhs_batch, lhs_contracting)
-    rhs_free = _free_dimensions(rhs.rank, attrs.rhs_batch, rhs_contracting)
+    lhs_free = free_dimensions(lhs.rank, attrs.lhs_batch, lhs_contracting)
+    rhs_free = free_dimensions(rhs.rank, attrs.rhs_batch, rhs_contracting)
     left = _place_operand(lhs.shape, attrs.lhs_batch, lhs_free, lhs_contracting)
     right = _place_operand(rhs.shape, attrs.rhs_batch, rhs_contracting, rhs_free)
     if contiguous_depth:
@@ -73,7 +73,8 @@ def canonical_dot(
     )
 
 
-def _free_dimensions(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
+def free_dimensions(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions that are in none of these."""
     used = {d for dimensions in taken for d in dimensions}
     return tuple(d for d in range(rank) if d not in used)
 

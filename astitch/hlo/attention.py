@@ -141,12 +141,12 @@ def _forward_numbers(a: AttentionAttrs) -> dict[str, Any]:
 
 
 def _gradient_numbers(a: AttentionAttrs) -> dict[str, Any]:
-    """XLA reads from the right sides how q, k, v and the gradient lie."""
+    """XLA reads from the right sides how q, k, v and the gradient lie.  It takes o to lie as its gradient does."""
     return {
         "bmm1_grad_gemm1_dot_dimension_numbers": _numbers(_side(_SCORES, 2), _side(a.q, 2)),
         "bmm1_grad_gemm2_dot_dimension_numbers": _numbers(_side(_SCORES, 3), _side(a.k, 2)),
-        "bmm2_grad_gemm1_dot_dimension_numbers": _numbers(_side(_SCORES, 2), _side(a.gradient, 2)),
-        "bmm2_grad_gemm2_dot_dimension_numbers": _numbers(_side(a.gradient, 3), _side(a.v, 3)),
+        "bmm2_grad_gemm1_dot_dimension_numbers": _numbers(_side(_SCORES, 2), _side(a.q, 2)),
+        "bmm2_grad_gemm2_dot_dimension_numbers": _numbers(_side(a.q, 3), _side(a.v, 3)),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -247,16 +247,5 @@ def order_region(
         parameter: Node(parameter, "parameter", type_, attrs=ParameterAttrs(i))
         for i, (parameter, type_) in enumerate(parameters.items())
     }
-    pending = [*reversed(outputs)]
-    while pending:
-        wanted = pending[-1]
-        if wanted in ordered:
-            pending.pop()
-            continue
-        missing = [o for o in nodes[wanted].operands if o not in ordered]
-        if missing:
-            pending += missing
-            continue
-        ordered[wanted] = nodes[wanted]
-        pending.pop()
+    ordered = sort_nodes(nodes, outputs, ordered)
     return Graph(name, ordered, tuple(parameters), tuple(outputs))

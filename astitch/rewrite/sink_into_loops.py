@@ -1,4 +1,4 @@
-"""Graph -> Graph: what follows from an index alone is computed in the bodies of loops, in place of being carried.
+"""Graph -> Graph: loop bodies compute what follows from an index alone; loops no longer carry it.
 
 XLA moves masks and filled arrays out of loops, so that a body reads them from memory and does not know what they are.
 """
@@ -53,7 +53,9 @@ def _sink(graph: Graph, node: Node) -> tuple[Node, dict[int, int]]:
     dropped = {
         number
         for number in sunk
-        if number not in used
+        if used is not None
+        and number not in used
+        and body.outputs.count(body.parameters[number]) == 1
         and not condition.users[condition.parameters[number]]
         and condition.parameters[number] not in condition.outputs
         and not body.users[body.parameters[number]]
@@ -68,10 +70,12 @@ def _sink(graph: Graph, node: Node) -> tuple[Node, dict[int, int]]:
     return made, {number: place for place, number in enumerate(kept)}
 
 
-def _find_used(graph: Graph, name: str) -> set[int]:
-    """The parts of a loop's state that are read after it."""
-    found = (graph[user].attrs for user in graph.users[name])
-    return {attrs.index for attrs in found if isinstance(attrs, GetTupleElementAttrs)}
+def _find_used(graph: Graph, name: str) -> set[int] | None:
+    """The parts of a loop's state that are read after it; None where it is read as a whole."""
+    found = [graph[user].attrs for user in graph.users[name]]
+    parts = {attrs.index for attrs in found if isinstance(attrs, GetTupleElementAttrs)}
+    whole = name in graph.outputs or not all(isinstance(a, GetTupleElementAttrs) for a in found)
+    return None if whole else parts
 
 
 def _find_cone(graph: Graph, name: str) -> list[Node]:
@@ -99,7 +103,7 @@ def _find_cone(graph: Graph, name: str) -> list[Node]:
 def _add_to(body: Graph, sunk: dict[int, list[Node]]) -> Graph:
     """The body with values in place of the parts of its state with these numbers."""
     nodes: dict[str, Node] = {name: body[name] for name in body.parameters}
-    taken, made = set(body.nodes), dict[str, str]()
+    taken, made, renamed = set(body.nodes), dict[str, str](), dict[str, str]()
     for number, cone in sunk.items():
         for node in cone:
             if node.name not in made:
@@ -107,8 +111,7 @@ def _add_to(body: Graph, sunk: dict[int, list[Node]]) -> Graph:
                 taken.add(made[node.name])
                 own = node.read(tuple(made[o] for o in node.operands))
                 nodes[made[node.name]] = replace(own, name=made[node.name])
-        made[body.parameters[number]] = made[cone[-1].name]
-    renamed = {body.parameters[number]: made[body.parameters[number]] for number in sunk}
+        renamed[body.parameters[number]] = made[cone[-1].name]
     for node in body:
         if not node.is_parameter:
             nodes[node.name] = node.read(tuple(renamed.get(o, o) for o in node.operands))

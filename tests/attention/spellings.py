@@ -133,7 +133,40 @@ GIVEN: dict[str, tuple[Function, np.ndarray]] = {
 }
 """Functions of q, k, v and an array, with it."""
 
+
+def with_clipped_gradient(q: Any, k: Any, v: Any) -> Any:
+    """Of which only the gradient differs from that of a softmax."""
+
+    @jax.custom_vjp
+    def clip(x: Any) -> Any:
+        return x
+
+    clip.defvjp(lambda x: (x, None), lambda _, dx: (jnp.clip(dx, -4, 4),))
+    return attend(lambda s: jax.nn.softmax(clip(s), -1))(q, k, v)
+
+
+def by_head(scores: Any) -> Any:
+    """The first and the last head see all that is before, the others three positions."""
+    distance = jnp.arange(scores.shape[-2])[:, None] - jnp.arange(scores.shape[-1])
+    head = jnp.arange(HEADS)[:, None, None]
+    seen = (distance >= 0) & ((head == 0) | (head == HEADS - 1) | (distance < 3))
+    return by_hand(jnp.where(seen, scores, -1e9))
+
+
+def to_eight_bits(scores: Any) -> Any:
+    return by_hand(scores.astype(jnp.float8_e4m3fn).astype(jnp.float32))
+
+
+def leaves_out_zeros(scores: Any, given: Any) -> Any:
+    """A number of 0 leaves a score out."""
+    number = jnp.where(lengths(scores, given), -1e9, 0.0)
+    return by_hand(jnp.where(jnp.minimum(number, 0 * scores) < -1e6, scores, -1e9))
+
+
 OTHERS: dict[str, Function] = {
+    "clipped_far": attend(lambda s: by_hand(jnp.clip(s, -400, 400))),
+    "to_eight_bits": attend(to_eight_bits),
+    "one_far_bias": attend(lambda s: by_hand(s + 6.03 * jnp.eye(s.shape[-1]))),
     "clipped": attend(lambda s: jax.nn.softmax(jnp.clip(s, -50, 50), -1)),
     "threshold": attend(lambda s: (lambda p: jnp.where(p < 1e-6, 0, p))(by_hand(s))),
     "sigmoid": attend(jax.nn.sigmoid),
@@ -150,3 +183,9 @@ OTHERS: dict[str, Function] = {
     "f32_bias": attend(lambda s: jax.nn.softmax(s + 0.1 * jnp.arange(s.shape[-1]), -1)),
 }
 """What is no attention of the library's."""
+
+OTHERS_GIVEN: dict[str, Function] = {
+    "lower_by_data": attend(lambda s, m: by_hand(jnp.where(lengths(s, m), s, s - 1e4))),
+    "leaves_out_zeros": attend(leaves_out_zeros),
+}
+"""The same of q, k, v and MASK."""

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from astitch.attention import find
+from astitch.attention import find, masks
 from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
@@ -24,9 +24,15 @@ from tests.attention.spellings import (
     FEATURES,
     GIVEN,
     HEADS,
+    MASK,
     OTHERS,
+    OTHERS_GIVEN,
     PLAIN,
     QUERIES,
+    attend,
+    by_hand,
+    by_head,
+    with_clipped_gradient,
 )
 from tests.hlo_runner import lower
 
@@ -87,6 +93,7 @@ def check_both(function: Callable[..., Any], arrays: list[np.ndarray]) -> Graph:
         graphs = fuse(which, arrays)
         assert len(list_attention(graphs[1])) == count
         assert not any(node.op == "dot" for node in graphs[1])
+        # Sums in another order may differ in the last bit of 16.
         before, after = measure_errors(which, graphs, arrays)
         assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
     return graphs[1]
@@ -118,6 +125,72 @@ def test_what_is_no_attention_stays(name: str) -> None:
     for function in (OTHERS[name], make_gradient(OTHERS[name])):
         graph, fused = fuse(function, draw())
         assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize("name", OTHERS_GIVEN)
+def test_what_is_given_and_no_mask_of_the_library_stays(name: str) -> None:
+    graph, fused = fuse(OTHERS_GIVEN[name], [*draw(), MASK])
+    assert str(graph) == str(fused)
+
+
+def test_masks_from_data_stay_in_f16() -> None:
+    """No f16 number is all that is left of a score to which it is added."""
+    graph, fused = fuse(GIVEN["mask"][0], [*draw(np.dtype(np.float16)), MASK])
+    assert str(graph) == str(fused)
+
+
+def test_a_gradient_that_is_clipped_stays() -> None:
+    check = make_gradient(with_clipped_gradient)
+    graph, fused = fuse(check, draw())
+    assert str(graph) == str(fused)
+
+
+def test_one_row_of_a_long_mask_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is evaluated together."""
+    monkeypatch.setattr(masks, "AT_ONCE", 100)
+
+    def with_a_global_position(scores: Any) -> Any:
+        i, j = jnp.arange(scores.shape[-2])[:, None], jnp.arange(scores.shape[-1])
+        return by_hand(jnp.where((i >= j) | (i == 13), scores, -1e9))
+
+    _, fused = fuse(attend(with_a_global_position), draw())
+    ((op, attrs),) = list_attention(fused)
+    assert (op, attrs.causal) == ("attention", False)
+    check_both(PLAIN["where"][0], draw())
+
+
+def test_a_mask_that_varies_by_head_is_no_band() -> None:
+    fused = check_both(attend(by_head), draw())
+    (node,) = (node for node in fused if node.op == "attention")
+    assert fused[node.operands[3]].shape == (1, HEADS, QUERIES, QUERIES)
+
+
+def test_the_gradient_lies_as_the_result_does() -> None:
+    """XLA reads the result as it reads the gradient; here q has heads first, v and the result positions."""
+
+    def turned(q: Any, k: Any, v: Any) -> Any:
+        q, k = jax.lax.optimization_barrier((q.swapaxes(1, 2), k.swapaxes(1, 2)))
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / 4
+        return jnp.einsum("bhqk,bkhd->bqhd", by_hand(scores).astype(q.dtype), v)
+
+    fused = fuse(make_gradient(turned), draw())[1]
+    (node,) = (node for node in fused if node.op == "attention-gradient")
+    *_, given, o = (fused[name].shape for name in node.operands)
+    assert given == o == (BATCH, HEADS, QUERIES, FEATURES)
+
+
+def test_positions_are_no_groups_of_heads() -> None:
+    def grouped(q: Any, k: Any, v: Any) -> Any:
+        k, v = k[:, :, 0], v[:, :, 0]
+        scores = jnp.einsum("bthf,bsf->bths", q, k).astype(jnp.float32) / 4
+        return jnp.einsum("bths,bsf->bthf", by_hand(scores).astype(q.dtype), v)
+
+    fused = check_both(grouped, draw())
+    (node,) = (node for node in fused if node.op == "attention")
+    q, attrs = fused[node.operands[0]], node.attrs
+    assert isinstance(attrs, AttentionAttrs)
+    # The batch has no heads beside it, so that it takes their place.
+    assert [q.shape[d] for d in attrs.q] == [1, BATCH * HEADS, QUERIES, FEATURES]
 
 
 def test_f16_and_other_shapes() -> None:

@@ -128,7 +128,10 @@ def test_stays_with_kernels(name: str) -> None:
 
 
 def test_a_wider_result_is_computed_where_it_is_read() -> None:
-    fn: Any = lambda x, w: norm((x @ w).astype(F32) + 1)  # noqa: E731
+
+    def fn(x: Any, w: Any) -> Any:
+        return norm((x @ w).astype(F32) + 1)
+
     assert list_taken(find(fn, X, W)) == []
 
 
@@ -143,7 +146,11 @@ def test_a_kernel_gets_the_narrower_value() -> None:
 
 def test_little_is_not_worth_a_cut() -> None:
     """Where there is a kernel anyway, the bytes that are spared must be worth a part of a microsecond."""
-    fn: Any = lambda x, w, b: (lambda s: (s, norm(s)))(x @ w + b)  # noqa: E731
+
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        sum_ = x @ w + b
+        return sum_, norm(sum_)
+
     assert list_taken(find(fn, (128, DEPTH), (DEPTH, 128), (128,))) == []
 
 

@@ -65,6 +65,38 @@ def test_a_mask_is_computed_in_the_body() -> None:
     assert not carries_conditions(check(nested, x))
 
 
+def test_what_is_read_elsewhere_is_carried_on() -> None:
+    """A part of the state that the loop returns twice, that its condition reads, or that is read after it."""
+
+    def twice(x):
+        def body(state):
+            turn, x, mask, other = state
+            return turn + 1, x * other + jnp.sum(mask), mask, mask
+
+        ones = jnp.ones(x.shape, bool)
+        start = (0, x, jnp.tril(ones), ones)
+        return lax.while_loop(lambda state: state[0] < 3, body, start)[1]
+
+    def tested(x):
+        def runs(state):
+            return (state[0] < 3) & state[2][0, 0]
+
+        def body(state):
+            turn, x, mask = state
+            return turn + 1, jnp.where(mask, x * 2, x + 1), mask
+
+        return lax.while_loop(runs, body, (0, x, jnp.tril(jnp.ones(x.shape, bool))))[1]
+
+    def after(x):
+        mask = jnp.tril(jnp.ones(x.shape, bool))
+        _, carried, x = lax.scan(step, (0, mask, x), None, length=3)[0]
+        return jnp.where(carried, x, 0)
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for function in (twice, tested, after):
+        check(function, x)
+
+
 def test_what_follows_from_data_is_carried() -> None:
     def given(x):
         return lax.scan(step, (0, x > 1, x), None, length=3)[0][2]

@@ -47,13 +47,7 @@ def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
         (o, statistics) == expected.elements,
         f"results of attention are {o} and {statistics}, not {expected}",
     )
-    a = attrs_of(node, AttentionAttrs)
-    require_operands(
-        sorted(a.gradient) == list(range(gradient.rank))
-        and gradient.dtype is o.dtype
-        and _extents(gradient, a.gradient) == _extents(o, a.q),
-        f"the gradient of {o} is {gradient}",
-    )
+    require_operands(gradient == o, f"the gradient of {o} is {gradient}")
     return TupleType((q, k, v))
 
 
@@ -132,7 +126,7 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     a = attrs_of(node, AttentionAttrs)
     dtype = operands[0].dtype
     heads, groups = operands[0].shape[a.q[1]], operands[1].shape[a.k[1]]
-    orders = (a.q, a.k, a.v, a.gradient)
+    orders = (a.q, a.k, a.v, a.q)
     q, k, v, do = (
         _canonical(x, order, heads)
         for x, order in zip((*operands[:3], operands[4]), orders, strict=True)
