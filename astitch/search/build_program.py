@@ -13,6 +13,7 @@ from types import MappingProxyType
 from astitch.emit_cuda import emit_cuda
 from astitch.faults import FaultLog
 from astitch.graph.dimensions import is_embedded
+from astitch.graph.edit import is_pure
 from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
@@ -248,7 +249,7 @@ class _ProgramBuilder:
                 elsewhere = stored.partition("#")[0] not in members
                 if not isinstance(node.attrs, ConstantAttrs) and not repeated and not elsewhere:
                     results.setdefault(stored, node.name)
-        if not results:
+        if not results and all(map(is_pure, nodes)):
             return
         closed = close_barriers(self.graph, members, self.scopes.barriers)
         inner = members | (closed.nodes.keys() - self.graph.nodes.keys())

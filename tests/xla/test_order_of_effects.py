@@ -166,6 +166,83 @@ def test_a_gradient_with_prints_has_the_kernels_of_one_without() -> None:
     assert 0 < counts[0] <= counts[1] <= counts[0] + 1
 
 
+# ---- effects without an order --------------------------------------------------------------------------------------
+
+
+def a_print_alone(x: Any) -> Any:
+    y = jax.nn.standardize(x)
+    jax.debug.print("the first is {}", y[0, 0])
+    return y * 2
+
+
+def a_print_of_an_argument(x: Any) -> Any:
+    jax.debug.print("it is {}", x)
+    return jax.nn.softmax(x)
+
+
+def a_print_of_nothing(x: Any) -> Any:
+    jax.debug.print("here")
+    return jax.nn.softmax(x) @ x
+
+
+def prints_in_turns(x: Any) -> Any:
+    def turn(h: Any, _: Any) -> Any:
+        h = jax.nn.softmax(h @ x)
+        jax.debug.print("{}", h.sum())
+        return h, None
+
+    return jax.nn.standardize(lax.scan(turn, x, None, length=3)[0])
+
+
+def a_loop_that_only_prints(x: Any) -> Any:
+    y = jax.nn.softmax(x)
+
+    def turn(i: Any, total: Any) -> Any:
+        jax.debug.print("{}", total)
+        return total + y[i, 0]
+
+    lax.fori_loop(0, 5, turn, y.max())
+    return y * 2
+
+
+def a_print_in_a_branch(x: Any) -> Any:
+    def tells(y: Any) -> Any:
+        jax.debug.print("large {}", y.max())
+        return jax.nn.standardize(y)
+
+    y = jax.nn.softmax(x)
+    return lax.cond(y[0, 0] > 0.5, tells, jax.nn.softmax, y)
+
+
+def a_gradient_that_tells(x: Any) -> Any:
+    def loss(x: Any) -> Any:
+        y = jax.nn.softmax(x @ x)
+        jax.debug.callback(lambda v: None, y.sum())
+        return (y**2).sum()
+
+    return jax.grad(loss)(x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        a_print_alone,
+        a_print_of_an_argument,
+        a_print_of_nothing,
+        prints_in_turns,
+        a_loop_that_only_prints,
+        a_print_in_a_branch,
+        a_gradient_that_tells,
+    ],
+)
+def test_effects_without_an_order_stay(fn: Callable[..., Any], dtype: Any) -> None:
+    alone, stitched = (c.as_text() for c in compile_both(fn, shape(256, 256, dtype=dtype)))
+    assert len(list_calls(alone)) == 1
+    assert list_calls(stitched) == list_calls(alone)
+    assert PTX in stitched
+
+
 # ---- control dependencies ------------------------------------------------------------------------------------------
 
 
