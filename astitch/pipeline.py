@@ -163,7 +163,7 @@ def _hoist(graph: Graph, job: Job) -> Graph:
 
 def _fuse_attention(graph: Graph, job: Job) -> Graph:
     sunk = sink_into_loops(graph)
-    fused = fuse_attention(sunk, job.gpu)
+    fused = fuse_attention(sunk, job.gpu, in_order=options.deterministic() is True)
     return graph if fused is graph else simplify(check_graph(fused))
 
 

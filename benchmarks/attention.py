@@ -1,7 +1,7 @@
-"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, and astitch.enable(attention=True).
+"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, and astitch.enable().
 
 `python -m benchmarks.attention --json FILE` on a GPU: one table, a row for each form and size.  Times are of a call in
-microseconds, in turns; errors are against f64, norm over norm, the worst result.  `--check SIZE` compares only.
+microseconds, in turns; errors are against f64, norm over norm, the worst result. `--check` compares only.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ WORDS = 16384
 
 MOST_SCORES = 1 << 31
 """Beyond that the plain formula is not run: its scores alone are 4 GB."""
+
+MOST_EXACT = 1 << 28
+"""Beyond that nothing is compared with f64: each array of scores would be over 2 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ def measure_row(form: Form, sides: Sequence[str], *, only_check: bool) -> Row:
     placed = [jax.device_put(a) for a in arrays]
     runners: list[Runner] = []
     scores = form.batch * form.heads * form.length**2
-    exact = evaluate_exactly(form, arrays) if scores <= 1 << 26 else None
+    exact = evaluate_exactly(form, arrays) if scores <= MOST_EXACT else None
     for side in sides:
         if side == "xla" and scores > MOST_SCORES:
             continue
@@ -220,7 +223,7 @@ def make_runner(
         return Runner(side, run_torch(form, arrays), wait_for_torch, list)
     function = jax.jit((call_library if side == "cudnn" else attend)(form))
     if side == "astitch":
-        with astitch.enabled(attention=True):
+        with astitch.enabled():
             compiled = function.lower(*placed).compile()
         row.calls = compiled.as_text().count('custom_call_target="__cudnn$fmha')
     else:

@@ -43,7 +43,7 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
         command = [sys.executable, "-m", "benchmarks.modern", "--alone", name, "--json", str(out)]
         command += ["--size", options.size, "--seed", str(options.seed)]
         command += ["--sides", *options.sides]
-        flags = ("ahead", "attention", "check", "only-time")
+        flags = ("ahead", "no-attention", "check", "only-time")
         command += [f"--{flag}" for flag in flags if getattr(options, flag.replace("-", "_"))]
         if options.dump:
             command += ["--dump", str(options.dump)]
@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
     parser.add_argument("--only-time", action="store_true", help="measure, compare no results")
     parser.add_argument(
-        "--attention", action="store_true", help="through the hook, attention is cuDNN's"
+        "--no-attention", action="store_true", help="the hook gives no attention to cuDNN"
     )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
@@ -111,7 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.alone:
         if options.ahead:
             compile_both(
-                options.alone, small, options.seed, options.json, options.dump, options.attention
+                options.alone,
+                small,
+                options.seed,
+                options.json,
+                options.dump,
+                attention=not options.no_attention,
             )
         else:
             what = "check" if options.check else "time" if options.only_time else "both"
@@ -122,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options.json,
                 options.sides,
                 what,
-                attention=options.attention,
+                attention=not options.no_attention,
             )
         return
     if options.report:

@@ -74,7 +74,7 @@ class AheadRow:
 
 
 def compile_both(
-    name: str, small: bool, seed: int, out: Path, dump: Path | None, attention: bool = False
+    name: str, small: bool, seed: int, out: Path, dump: Path | None, *, attention: bool = True
 ) -> None:
     """Writes the row to `out`, XLA's side as soon as there is one.  attention: see astitch.enable."""
     import astitch

@@ -92,7 +92,7 @@ def measure_program(
     sides: Sequence[str],
     what: What,
     *,
-    attention: bool = False,
+    attention: bool = True,
 ) -> None:
     """Writes the row to `out`.
 

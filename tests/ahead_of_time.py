@@ -48,7 +48,7 @@ class Seen:
 
 
 @contextlib.contextmanager
-def hooked(*, stitches: bool = True, attention: bool = False) -> Iterator[Seen]:
+def hooked(*, stitches: bool = True, attention: bool = True) -> Iterator[Seen]:
     """Programs that are compiled here go through astitch; with stitches=False they are only looked at.
 
     attention: see astitch.enable."""

@@ -37,7 +37,7 @@ def enable(
     tune: bool | None = None,
     strict: bool | float = False,
     check: bool | None = None,
-    attention: bool = False,
+    attention: bool = True,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
 
@@ -47,7 +47,8 @@ def enable(
     gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
     check: compare each call of a stitched program with XLA's own version of it; None: as ASTITCH_CHECK says.
-    attention: give attention in 16 bits to cuDNN, so that no scores are written to memory (docs/attention.md).
+    attention: give attention in 16 bits to cuDNN, so that no scores are written to memory (docs/attention.md); its
+    gradient of q then differs from run to run in its last bits.
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """
     settings = _make_settings(gpu, tune, strict, check, attention)
@@ -68,7 +69,7 @@ def enabled(
     tune: bool | None = None,
     strict: bool | float = False,
     check: bool | None = None,
-    attention: bool = False,
+    attention: bool = True,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
     settings = _make_settings(gpu, tune, strict, check, attention)

@@ -32,7 +32,7 @@ class Settings:
     tune: bool | None = None
     strict: bool | float = False
     check: bool | None = None
-    attention: bool = False
+    attention: bool = True
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from astitch.api.settings import Settings, read_settings, switches
 from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.errors import UnsupportedOp, first_line
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
+from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
 from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
@@ -144,7 +145,8 @@ class Compiling:
     """One compile of JAX's that XLA may hand a module of to us.
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
-    off: leave the module as it is.  called, stitched: what happened.  entry: the same for the report.
+    off: leave the module as it is.  attention: may it call cuDNN's?  attends: it does.
+    called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
@@ -152,6 +154,8 @@ class Compiling:
     settings: Settings | None
     devices: Sequence[Any]
     off: bool = False
+    attention: bool = True
+    attends: bool = False
     called: bool = False
     stitched: bool = False
     is_passing: bool = False
@@ -169,10 +173,9 @@ class Compiling:
 
     def leave_attention(self) -> bool:
         """Makes the next try one without calls of attention; False where there were none."""
-        if self.settings is None or not self.settings.attention:
+        if not self.attends:
             return False
-        self.settings = replace(self.settings, attention=False)
-        self.called = self.stitched = False
+        self.attention = self.attends = self.called = self.stitched = False
         return True
 
     @property
@@ -203,6 +206,8 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     made: Made | None = None
     reason = ""
     settings = compiling.settings or read_settings(marks)
+    if not compiling.attention:
+        settings = replace(settings, attention=False)
     try:
         gpu, device = _choose_gpu(settings, compiling.devices)
         made = _stitch(module, data, compiling, settings, gpu, device)
@@ -236,6 +241,7 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     _note(compiling, entry)
     compiling.stitched = agreed.module is not None
     compiling.is_passing |= bool(agreed.reason) and agreed.module is None
+    compiling.attends = settings.attention and _has_attention(agreed.module)
     compiling.handed = module if compiling.stitched else None
     return agreed.module
 
@@ -251,6 +257,11 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
         f"{which}, tune={tune}, strict={settings.strict}, attention={settings.attention}, loops={loops}, "
         f"deterministic={deterministic}, sources {fingerprint().hex()[:12]}"
     )
+
+
+def _has_attention(module: bytes | None) -> bool:
+    """Does a serialized module call cuDNN's attention?"""
+    return any(target.encode() in (module or b"") for target in (*FORWARD, *GRADIENT))
 
 
 def _count_kernels(module: bytes | None) -> int:

@@ -48,14 +48,17 @@ LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
 
 
-def fuse_attention(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+def fuse_attention(
+    graph: Graph, gpu: Gpu, log: Log | None = None, *, in_order: bool = False
+) -> Graph:
     """The same function but for rounding: scores are not rounded to 16 bits in between.
 
     graph: simplified.  log: hears of every product that is replaced.
+    in_order: all sums have a fixed order, so that the gradient stays: the library adds up dq by atomics.
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    found = list(Search(graph, gpu).run())
+    found = [a for a in Search(graph, gpu).run() if not (in_order and a.gradients)]
     if not found:
         return graph
     nodes = dict(graph.nodes)

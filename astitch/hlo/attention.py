@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from astitch import options
 from astitch.errors import IllegalProduct
 from astitch.graph.ir import (
     ArrayType,
@@ -180,7 +179,6 @@ def _write_config(
             "sliding_window_length": a.window,
             "max_seg_per_batch": 1,
             "is_paged_attention": False,
-            "force_deterministic": options.deterministic() is not False,
             **numbers,
         },
     }

@@ -96,7 +96,7 @@ def stitch_module(
     only_marked: bool = False,
     tune: bool = False,
     strict: bool = False,
-    attention: bool = False,
+    attention: bool = True,
     code: Code = Code.PTX,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> Stitching:

@@ -14,6 +14,15 @@ Function = Callable[..., Any]
 BATCH, QUERIES, HEADS, FEATURES = 2, 24, 4, 16
 
 
+def make_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a sum of squares in q, k and v."""
+
+    def loss(*arrays: Any) -> Any:
+        return jnp.sum(function(*arrays).astype(jnp.float32) ** 2)
+
+    return jax.grad(loss, argnums=(0, 1, 2))
+
+
 def causal(scores: Any) -> Any:
     return jnp.tril(jnp.ones(scores.shape[-2:], bool))
 

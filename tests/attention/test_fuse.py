@@ -32,6 +32,7 @@ from tests.attention.spellings import (
     attend,
     by_hand,
     by_head,
+    make_gradient,
     with_clipped_gradient,
 )
 from tests.hlo_runner import lower
@@ -49,15 +50,6 @@ def draw(dtype: np.dtype = BF16, features: int = FEATURES) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     shape = (BATCH, QUERIES, HEADS, features)
     return [random.standard_normal(shape).astype(dtype) for _ in range(3)]
-
-
-def make_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of a sum of squares in q, k and v."""
-
-    def loss(*arrays: Any) -> Any:
-        return jnp.sum(function(*arrays).astype(jnp.float32) ** 2)
-
-    return jax.grad(loss, argnums=(0, 1, 2))
 
 
 def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph, Graph]:
@@ -109,6 +101,13 @@ def test_every_spelling_is_found(name: str) -> None:
         "causal": (True, 0),
         "window": (True, 5),
     }[mask]
+
+
+def test_a_gradient_stays_where_sums_have_an_order() -> None:
+    forward = attend(by_hand)
+    for function, count in ((forward, 1), (make_gradient(forward), 0)):
+        graph = simplify(import_hlo(lower(function, *draw())))
+        assert len(list_attention(fuse_attention(graph, GPU, in_order=True))) == count
 
 
 @pytest.mark.parametrize("name", GIVEN)

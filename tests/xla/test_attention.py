@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
 import astitch
+from astitch.faults import FaultWarning
 from astitch.hlo.attention import FORWARD, GRADIENT
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 
@@ -19,6 +22,7 @@ pytestmark = needs_hook
 
 BATCH, POSITIONS, HEADS, FEATURES = 2, 512, 8, 64
 WIDTH = HEADS * FEATURES
+PTX = "xla.gpu.ptx"
 SCORES_BYTES = BATCH * HEADS * POSITIONS * POSITIONS * 2
 ARRAY_BYTES = BATCH * HEADS * POSITIONS * FEATURES * 2
 STATISTICS_BYTES = BATCH * HEADS * POSITIONS * 4
@@ -57,7 +61,7 @@ def test_forward_and_gradient_are_a_call_each() -> None:
 
     arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
     plain = compile_ahead(jax.grad(loss, argnums=(0, 1, 2)), *arrays)
-    with hooked(attention=True) as seen:
+    with hooked() as seen:
         ours = compile_ahead(jax.grad(loss, argnums=(0, 1, 2)), *arrays)
     assert count_calls(ours) == {FORWARD[0]: 1, GRADIENT[0]: 1}
     assert not re.search(r" (dot|copy)\(", ours.as_text())
@@ -69,7 +73,7 @@ def test_forward_and_gradient_are_a_call_each() -> None:
 
 
 def test_a_call_alone_is_worth_it() -> None:
-    with hooked(attention=True):
+    with hooked():
         ours = compile_ahead(attend, *[array(BATCH, POSITIONS, HEADS, FEATURES)] * 3)
     assert count_calls(ours) == {FORWARD[0]: 1}
 
@@ -78,7 +82,7 @@ def test_layers_in_a_scan() -> None:
     weights = {"in": array(3, WIDTH, 3 * WIDTH), "out": array(3, WIDTH, WIDTH)}
     x = array(BATCH, POSITIONS, WIDTH)
     plain = compile_ahead(jax.grad(loss_of_layers), weights, x)
-    with hooked(attention=True):
+    with hooked():
         ours = compile_ahead(jax.grad(loss_of_layers), weights, x)
     # The forward loop, and the backward loop, which computes the statistics again.
     assert count_calls(ours) == {FORWARD[0]: 2, GRADIENT[0]: 1}
@@ -86,12 +90,27 @@ def test_layers_in_a_scan() -> None:
     assert after < before - SCORES_BYTES
 
 
-def test_the_report_names_what_is_compiled_and_the_default_is_off() -> None:
+def test_the_report_names_what_is_compiled_and_it_is_on_by_default() -> None:
     arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
-    with astitch.enabled(gpu=GPU):
+    with astitch.enabled(gpu=GPU, attention=False):
         assert not count_calls(compile_ahead(attend, *arrays))
-    with warnings.catch_warnings(), astitch.enabled(gpu=GPU, attention=True):
+    with warnings.catch_warnings(), astitch.enabled(gpu=GPU):
         warnings.simplefilter("error")
         assert count_calls(compile_ahead(attend, *arrays)) == {FORWARD[0]: 1}
     entry = astitch.report().programs[-1]
     assert (entry.kernels, entry.reason) == (1, "")
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_what_xla_refuses_it_compiles_without_calls(
+    marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that cannot be read stands for what a version of XLA does not take."""
+    monkeypatch.setattr("astitch.hlo.attention._write_config", lambda *given: {"no": "config"})
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    enabled = contextlib.nullcontext() if marked else astitch.enabled(gpu=GPU)
+    fn = astitch.jit(attend) if marked else attend
+    with enabled, pytest.warns(FaultWarning, match="attention of .* stays as it is"):
+        compiled = compile_ahead(lambda *given: jax.nn.standardize(fn(*given)), *arrays)
+    assert not count_calls(compiled)
+    assert PTX in compiled.as_text()
