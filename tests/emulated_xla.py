@@ -26,6 +26,7 @@ from astitch.run.emulate import Order, compile_host
 from astitch.run.host_engine import allocate_aligned
 from astitch.show.compilation import Compilation
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla
+from astitch.xla.slices import SliceWrite
 from astitch.xla.stitched_call import Stitched, find_stitched
 from astitch.xla.write_module import TARGET
 from tests.hlo_runner import lower
@@ -133,10 +134,14 @@ def planned_kernels(compilation: Compilation) -> list[k.Kernel]:
     return [planned[kernel.name] for kernel in compilation.program.kernels]
 
 
-def with_text(kernel: k.Kernel, pairs: Sequence[InPlace] = ()) -> XlaKernel:
+def with_text(
+    kernel: k.Kernel, pairs: Sequence[InPlace] = (), slices: Sequence[SliceWrite] = ()
+) -> XlaKernel:
     shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
-    text = emit_for_xla(kernel, pairs).encode()
-    return XlaKernel(kernel.name, kernel.name, text, *shape, tuple(pairs))
+    inside = {cut.written for cut in slices}
+    pairs = tuple(pair for pair in pairs if pair.written not in inside)
+    text = emit_for_xla(kernel, pairs, slices).encode()
+    return XlaKernel(kernel.name, kernel.name, text, *shape, pairs, tuple(slices))
 
 
 def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -13,6 +13,30 @@ from astitch.errors import IllegalProduct
 
 
 @dataclass(frozen=True, slots=True)
+class SliceStart:
+    """Where a slice starts along one dimension: a number that a pointer points to, held between 0 and `last`.
+
+    kind: its C++ type.  stride: elements from one start to the next.
+    """
+
+    kind: str
+    last: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A parameter, by its number, that is one piece of a larger array.
+
+    The launcher passes the array.  Behind all parameters it passes the same array as it was before, which the kernel
+    does not touch, and the starts.
+    """
+
+    parameter: int
+    starts: tuple[SliceStart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchAbi:
     """How a launcher passes a kernel its pointers.
 
@@ -21,12 +45,14 @@ class LaunchAbi:
     launch to launch; else the last parameter.
     tokens: a kernel whose blocks wait for each other takes two more parameters, which it does not touch.
     aliased: numbers of parameters that may share memory with another one, so that they are not `__restrict__`.
+    slices: of the parameters that are pieces of arrays.
     """
 
     pointer_table: bool = True
     own_words: bool = False
     tokens: bool = False
     aliased: frozenset[int] = frozenset()
+    slices: tuple[Slice, ...] = ()
 
 
 CUPY = LaunchAbi()
@@ -84,9 +110,10 @@ _TOKENS = "const unsigned int* before, unsigned int* done"
 def render_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
     """The lines up to the body: the array of barrier words, the parameters, the pointers made of them.
 
-    Raises IllegalProduct where the ABI names a parameter that the kernel has not.
+    Raises IllegalProduct where the ABI names a parameter that the kernel has not, or slices of one with many.
     """
     pointers = _share_memory(entry, abi)
+    cuts = list(_cut_slices(entry, abi, pointers))
     waits, own_words = entry.barrier_words > 0, entry.barrier_words > 0 and abi.own_words
     if waits and not own_words:
         pointers.append(_BARRIER)
@@ -102,6 +129,25 @@ def render_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
         yield f"    {parameter}{',' if number + 1 < len(parameters) else ') {'}"
     if own_words:
         yield f"  {_BARRIER.type} const {_BARRIER.name} = {entry.words};"
+    yield from cuts
+
+
+def _cut_slices(entry: Entry, abi: LaunchAbi, pointers: list[Pointer]) -> Iterator[str]:
+    """The definitions of the parameters that are slices; adds the pointers that these are made of."""
+    if abi.slices and entry.many:
+        raise IllegalProduct(f"kernel {entry.name}: no parameter of a table can be a slice")
+    for cut in abi.slices:
+        part = pointers[cut.parameter]
+        whole = replace(part, name=f"{part.name}_whole", restrict=False)
+        pointers[cut.parameter] = whole
+        pointers.append(Pointer(f"const {part.kind}", f"{part.name}_before"))
+        offsets: list[str] = []
+        for number, start in enumerate(cut.starts):
+            pointer = Pointer(f"const {start.kind}", f"{part.name}_start_{number}")
+            pointers.append(pointer)
+            held = f"hlo_clamp(({start.kind})0, *{pointer.name}, ({start.kind}){start.last})"
+            offsets.append(f"(long long){held} * {start.stride}")
+        yield f"  {part.type} const {part.name} = {whole.name} + ({' + '.join(offsets)});"
 
 
 def _share_memory(entry: Entry, abi: LaunchAbi) -> list[Pointer]:

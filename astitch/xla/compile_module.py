@@ -42,6 +42,7 @@ from astitch.xla.prepare_kernels import (
     prepare_loops,
     start_loops,
 )
+from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
 from astitch.xla.write_module import export_program
@@ -208,7 +209,20 @@ def _prepare_body(
 ) -> Kernels:
     """The kernels of a body.  left: to XLA, with the reasons."""
     in_place = find_carried_in_place(body) if loop else {}
-    return prepare_kernels(body, body.gpu, in_place, left, code, faults)
+    slices = _find_slices(body, faults) if loop else {}
+    return prepare_kernels(body, body.gpu, in_place, left, code, faults, slices)
+
+
+def _find_slices(body: Compilation, faults: FaultLog) -> dict[str, list[SliceWrite]]:
+    """What the kernels of a loop's body write into slices of its state."""
+    nothing: dict[str, list[SliceWrite]] = {}
+    return faults.attempt(
+        lambda: find_slices(body),
+        lambda: nothing,
+        stage="find_slices",
+        subject=body.program.name,
+        cost="XLA copies what kernels write into slices of a loop's state",
+    )
 
 
 def export_bodies(
@@ -227,7 +241,8 @@ def export_bodies(
     for body in compilation.bodies:
         left = find_unworthy(body.compilation)
         kernels = prepare(body.compilation, OPS[body.op].is_loop, left)
-        inner, inside = export_bodies(note_refusals(body.compilation, kernels), prepare)
+        noted = note_slices(note_refusals(body.compilation, kernels), kernels)
+        inner, inside = export_bodies(noted, prepare)
         bodies.append(replace(body, compilation=inner))
         attends = any(isinstance(node.attrs, AttentionAttrs) for node in inner.scopes.graph)
         if inside or attends or any(isinstance(k, XlaKernel) for k in kernels.values()):
@@ -242,6 +257,23 @@ def note_refusals(compilation: Compilation, kernels: Kernels) -> Compilation:
     notes = (*program.notes, *map(str, refused.values()))
     reasons = {name: kernel.reason for name, kernel in refused.items()}
     return replace(compilation, program=replace(program, notes=notes), refused=reasons)
+
+
+def note_slices(compilation: Compilation, kernels: Kernels) -> Compilation:
+    """The compilation without the updates of slices that its kernels write."""
+    taken = {
+        cut.update
+        for kernel in kernels.values()
+        if isinstance(kernel, XlaKernel)
+        for cut in kernel.slices
+    }
+    steps = tuple(
+        replace(step, ops=tuple(op for op in step.ops if op.name not in taken))
+        if isinstance(step, FallbackStep)
+        else step
+        for step in compilation.program.steps
+    )
+    return replace(compilation, program=replace(compilation.program, steps=steps))
 
 
 def _note_loops(

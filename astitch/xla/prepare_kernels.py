@@ -39,6 +39,7 @@ from astitch.toolchain.nvrtc import (
     show_version,
 )
 from astitch.xla.memory_reuse import find_plan_in_place
+from astitch.xla.slices import SliceWrite
 from astitch.xla.stitch_loops import name_loop
 
 log = logging.getLogger("astitch")
@@ -94,7 +95,7 @@ class XlaKernel:
     symbol: what it is called in the code.  code: a cubin, or PTX.
     ordered: its blocks wait for each other.  Two such kernels must not run at once, since each may hold the place that
     the other waits for; so it takes two more parameters, which it does not touch: the token of the ordered kernel
-    before it and its own.  in_place: which arguments of the step share memory.
+    before it and its own.  in_place: which arguments of the step share memory.  slices: which are slices of arrays.
     """
 
     name: str
@@ -105,6 +106,7 @@ class XlaKernel:
     shared_bytes: int
     ordered: bool
     in_place: tuple[InPlace, ...] = ()
+    slices: tuple[SliceWrite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,17 @@ class KernelRefusal:
         return f"{self.name} is left to XLA: {self.reason}"
 
 
-def emit_for_xla(kernel: k.Kernel, in_place: Sequence[InPlace] = ()) -> str:
+def emit_for_xla(
+    kernel: k.Kernel, in_place: Sequence[InPlace] = (), slices: Sequence[SliceWrite] = ()
+) -> str:
     """The text of a kernel that XLA launches.
 
     in_place: pairs of parameters that share memory: the compiler must not move their accesses past each other.
+    slices: see XlaKernel.
     """
     aliased = frozenset(number for pair in in_place for number in (pair.read, pair.written))
-    return emit_cuda(kernel, replace(XLA, aliased=aliased))
+    cuts = tuple(one.slice for one in slices)
+    return emit_cuda(kernel, replace(XLA, aliased=aliased, slices=cuts))
 
 
 def emit_loop_for_xla(loop: LoopKernel) -> str:
@@ -138,11 +144,12 @@ Kernels = Mapping[str, XlaKernel | KernelRefusal]
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A kernel to be compiled for XLA.  emit: gives its text.  in_place: see XlaKernel."""
+    """A kernel to be compiled for XLA.  emit: gives its text.  in_place, slices: see XlaKernel."""
 
     kernel: CudaKernel
     emit: Callable[[], str]
     in_place: tuple[InPlace, ...] = ()
+    slices: tuple[SliceWrite, ...] = ()
 
 
 def prepare_kernels(
@@ -152,26 +159,30 @@ def prepare_kernels(
     left: Mapping[str, str] = MappingProxyType({}),
     code: Code = Code.PTX,
     faults: FaultLog | None = None,
+    slices: Mapping[str, Sequence[SliceWrite]] = MappingProxyType({}),
 ) -> Kernels:
     """Each kernel of a compilation's program compiled for a device, or why not.
 
-    in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  faults: keeps the errors that leave a
-    kernel's ops to XLA.  Raises CompilerMissing.
+    in_place: see find_in_place.  slices: see find_slices.  left: what is XLA's anyway, with the reasons.
+    faults: keeps the errors that leave a kernel's ops to XLA.  Raises CompilerMissing.
     """
     planned = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     prepared: dict[str, XlaKernel | KernelRefusal] = {}
     wanted: list[_Wanted] = []
     steps = [step for step in compilation.program.steps if isinstance(step, KernelStep)]
     for step in steps:
-        name, count = step.kernel.name, len(step.arguments) + step.kernel.cooperative
+        name, cuts = step.kernel.name, tuple(slices.get(step.kernel.name, ()))
+        count = len(step.arguments) + step.kernel.cooperative
+        count += sum(1 + len(cut.starts) for cut in cuts)
         if name in left:
             prepared[name] = KernelRefusal(name, left[name])
         elif count > MAX_POINTERS:
             prepared[name] = KernelRefusal(name, f"{count} arrays, XLA passes {MAX_POINTERS}")
         else:
-            pairs = tuple(in_place.get(name, ()))
-            emit = partial(emit_for_xla, planned[name], pairs)
-            wanted.append(_Wanted(step.kernel, emit, pairs))
+            inside = {cut.written for cut in cuts}
+            pairs = tuple(p for p in in_place.get(name, ()) if p.written not in inside)
+            emit = partial(emit_for_xla, planned[name], pairs, cuts)
+            wanted.append(_Wanted(step.kernel, emit, pairs, cuts))
     prepared |= _compile_wanted(wanted, gpu, code, faults or FaultLog())
     return {step.kernel.name: prepared[step.kernel.name] for step in steps}
 
@@ -193,7 +204,7 @@ def _compile_wanted(
         prepared[one.kernel.name] = (
             _refuse_kernel(one.kernel.name, result, faults)
             if isinstance(result, KernelCompileError)
-            else _admit(one.kernel, result, gpu, code, one.in_place)
+            else _admit(one, result, gpu, code)
         )
     return prepared
 
@@ -236,17 +247,14 @@ def prepare_loops(
 
 
 def _admit(
-    kernel: CudaKernel,
-    compiled: CompiledKernel,
-    gpu: Gpu,
-    code: Code,
-    in_place: tuple[InPlace, ...] = (),
+    wanted: _Wanted, compiled: CompiledKernel, gpu: Gpu, code: Code
 ) -> XlaKernel | KernelRefusal:
     """The kernel, if it can be launched and its blocks, where they wait for each other, are resident together.
 
     XLA has no cooperative launch that would check it.  A cubin has the registers seen here; of PTX the driver's
     assembler keeps to the launch bounds whatever its version, so residency follows from them and from shared memory.
     """
+    kernel = wanted.kernel
     used = compiled.kernels[kernel.name]
     shared = used.static_shared_bytes + kernel.shared_bytes
     resident = gpu.blocks_per_sm(kernel.block, used.registers, shared)
@@ -271,7 +279,8 @@ def _admit(
         kernel.block,
         kernel.shared_bytes,
         kernel.cooperative,
-        in_place,
+        wanted.in_place,
+        wanted.slices,
     )
 
 

@@ -37,6 +37,7 @@ from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.show.compilation import Compilation
 from astitch.xla.order_meetings import order_steps
 from astitch.xla.prepare_kernels import Kernels, LoopCall, XlaKernel
+from astitch.xla.slices import SliceWrite
 from astitch.xla.stitch_loops import read_fallback
 from astitch.xla.stitch_regions import stitched_regions
 
@@ -86,6 +87,8 @@ class _ModuleWriter:
         self.behind: dict[str, dict[str, str]] = {}
         self.read_behind = find_behind(compilation.scopes.barriers)
         self.token = ""
+        self.slices: dict[str, str] = {}  # the array with its slice, by the slice's buffer
+        self.told = _Part(self, "told", frozenset())  # what says where slices start
         for view in self.program.parameters:
             self.builder.add_parameter(f"parameter/{view.buffer}", view.type)
             self.write(view.buffer, f"parameter/{view.buffer}", view.type)
@@ -194,11 +197,23 @@ class _ModuleWriter:
         types = {p.read: step.arguments[p.written].type for p in kernel.in_place}
         views = [replace(view, type=types.get(i, view.type)) for i, view in read]
         operands = [(self.read(view), view.type) for view in views]
-        results = [(i, view.type) for i, view in written]
+        cuts = {cut.written: cut for cut in kernel.slices}
+        wholes = {i: self.graph[cut.update].array for i, cut in cuts.items()}
+        results = [(i, wholes.get(i, view.type)) for i, view in written]
+        for i, cut in cuts.items():
+            aliases = (*aliases, (indices.index(i), len(operands)))
+            operands += [(self.told.compute(name), t) for name, t in self.list_operands(cut)]
         origin = self.find_origin(kernel.name)
         names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases, origin)
-        for (_, view), name in zip(written, names, strict=False):
-            self.write(view.buffer, name, view.type)
+        for (i, view), name in zip(written, names, strict=False):
+            if i in cuts:
+                self.slices[view.buffer] = name
+            else:
+                self.write(view.buffer, name, view.type)
+
+    def list_operands(self, cut: SliceWrite) -> list[tuple[str, ArrayType]]:
+        """What a kernel takes for a result that is a slice: the array, and where the slice starts."""
+        return [(name, self.graph[name].array) for name in (cut.whole, *cut.starts)]
 
     def find_origin(self, kernel: str) -> Node | None:
         """The last op of a stitch op of which the user's program is known."""
@@ -272,9 +287,20 @@ class _ModuleWriter:
         graph = read_fallback(step.hlo)
         names: dict[str, str] = {}
         results: dict[str, list[str]] = {}
+        written: dict[str, str] = {}  # the array with a slice, by what is read of the slice
         for node in graph:
             if isinstance(node.attrs, ParameterAttrs):
-                names[node.name] = self.read(step.operands[node.attrs.index])
+                view = step.operands[node.attrs.index]
+                if view.buffer in self.slices:
+                    written[node.name] = self.slices[view.buffer]
+                else:
+                    names[node.name] = self.read(view)
+                continue
+            if made := next((written[o] for o in node.operands if o in written), ""):
+                if OPS[node.op].writes_into:
+                    names[node.name] = made
+                else:
+                    written[node.name] = made
                 continue
             if isinstance(node.attrs, GetTupleElementAttrs) and node.operands[0] in results:
                 names[node.name] = results[node.operands[0]][node.attrs.index]

@@ -19,6 +19,7 @@ from astitch.show.compilation import Compilation
 from astitch.xla.compile_module import export_bodies
 from astitch.xla.memory_reuse import find_carried_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel
+from astitch.xla.slices import find_slices
 from astitch.xla.stitch_regions import stitch_bodies
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import (
@@ -124,12 +125,14 @@ def as_body_text(
     body: Compilation, loop: bool, left: Mapping[str, str]
 ) -> dict[str, XlaKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
+    slices = find_slices(body) if loop else {}
     kernels = as_text(body)
     for kernel in planned_kernels(body):
         if kernel.name in left:
             kernels[kernel.name] = KernelRefusal(kernel.name, left[kernel.name])
             continue
-        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
+        pairs, cuts = in_place.get(kernel.name, ()), slices.get(kernel.name, ())
+        kernels[kernel.name] = with_text(kernel, pairs, cuts)
     return kernels
 
 
@@ -152,8 +155,9 @@ def test_kernels_in_bodies_compute_what_xla_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm_gradients", "write_rows"])
-def test_a_loop_updates_its_stacks_and_counts_by_xla(name: str) -> None:
+def test_a_loop_updates_its_stacks_in_place_and_counts_by_xla(name: str) -> None:
     _, regions = compile_loop(name)
+    slices = 0
     for body in regions.values():
         updates = [n for n in body if n.op in ("dynamic-update-slice", "scatter")]
         scalars = [n for n in body if is_kernel(n) and n.type == ArrayType(DType.S32, ())]
@@ -161,10 +165,16 @@ def test_a_loop_updates_its_stacks_and_counts_by_xla(name: str) -> None:
         counters = [o for o in body.outputs if body[o].type == ArrayType(DType.S32, ())]
         assert "add" in [body[counter].op for counter in counters]
         assert {body[counter].op for counter in counters} <= {"add", "parameter"}
-        large = {u.array for u in updates}
-        results = {t for n in body if is_kernel(n) for t in parts_of(n)}
-        assert large.isdisjoint(results)
-    assert any(n.op in ("dynamic-update-slice", "scatter") for b in regions.values() for n in b)
+        stacks = {body[p].array for p in body.parameters if body[p].array.rank == 3}
+        stacks |= {u.array for u in updates}
+        for node in filter(is_kernel, body):
+            assert isinstance(node.attrs, CustomCallAttrs)
+            results = parts_of(node)
+            shared = [r for r, _ in node.attrs.aliases]
+            assert all(n in shared for n, t in enumerate(results) if t in stacks)
+            slices += sum(t in stacks for t in results)
+        slices += len(updates)
+    assert slices
 
 
 def parts_of(node: Node) -> tuple[ArrayType, ...]:

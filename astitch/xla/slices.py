@@ -1,0 +1,154 @@
+"""Compilation -> which results of its kernels go straight into slices of larger arrays.
+
+A loop that stacks what its turns compute updates a slice of each stack (`dynamic-update-slice`).  XLA does that in
+place, but by a copy behind the kernel.  Here the kernel writes the slice: it takes the array, whose memory its result
+shares, and where the slice starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from astitch.graph.dimensions import array_of
+from astitch.graph.ir import ArrayType, DType, GetTupleElementAttrs, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import storage_name, storage_type, stored_value
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.cuda_text import STORAGE
+from astitch.kernel.entry import Slice, SliceStart
+from astitch.kernel.in_place import find_uses
+from astitch.program.steps import KernelStep
+from astitch.show.compilation import Compilation
+
+ALIGNED_BYTES = 16
+"""Where a kernel stores more than an element at once, slices must start at multiples of it."""
+
+_STARTS = (DType.S32, DType.U32, DType.S64, DType.U64)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWrite:
+    """A result of a kernel that is a slice of a larger array.
+
+    written: its number among the kernel's parameters.  buffer: where it would be.  update: the op that it makes
+    superfluous.  whole: what that updates.  starts: the values that say where the slice is.  slice: for the kernel.
+    """
+
+    written: int
+    buffer: str
+    update: str
+    whole: str
+    starts: tuple[str, ...]
+    slice: Slice
+
+
+def find_slices(compilation: Compilation) -> dict[str, list[SliceWrite]]:
+    """By kernel, what it writes into slices of the parameters.
+
+    Only the update may read the parameter and the kernel's result.  The slice must be one piece of memory.
+    """
+    graph = compilation.scopes.graph
+    if compilation.scopes.barriers:
+        return {}
+    kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
+    written = {
+        view.buffer: (step.kernel.name, number)
+        for step in compilation.program.steps
+        if isinstance(step, KernelStep) and not kernels[step.kernel.name].pointer_table
+        for number, view in enumerate(step.arguments)
+        if number in step.written
+    }
+    found: dict[str, list[SliceWrite]] = {}
+    for node in graph:
+        if not OPS[node.op].writes_into or node.regions:
+            continue  # a scatter has a region
+        buffer = storage_name(graph, node.operands[1])
+        starts = _find_starts(graph, node)
+        if buffer not in written or starts is None or not _is_alone(graph, node, buffer):
+            continue
+        kernel, number = written[buffer]
+        names, places = starts
+        size = array_of(node).dtype.bytes
+        aligned = all(place.stride * size % ALIGNED_BYTES == 0 for place in places)
+        if not aligned and not _takes_elements(kernels[kernel], number):
+            continue
+        found.setdefault(kernel, []).append(
+            SliceWrite(number, buffer, node.name, node.operands[0], names, Slice(number, places))
+        )
+    return found
+
+
+def _takes_elements(kernel: k.Kernel, number: int) -> bool:
+    """Does a kernel access a parameter by single elements alone, so that it may lie anywhere?"""
+    name = kernel.arguments[number].name
+    uses = find_uses(kernel.body, {name})[name]
+    return all(isinstance(use[-1].statement, k.Load | k.Store) for use in uses)
+
+
+def _is_alone(graph: Graph, update: Node, buffer: str) -> bool:
+    """Does an update write a parameter that nothing else reads, and read a buffer that nothing else reads?"""
+    whole = stored_value(graph, update.operands[0])
+    return (
+        graph[whole].is_parameter
+        and storage_type(graph, buffer).dtype is array_of(update).dtype
+        and _list_readers(graph, whole) == [update.name]
+        and _list_readers(graph, buffer.partition("#")[0], buffer) == [update.name]
+    )
+
+
+def _list_readers(graph: Graph, base: str, buffer: str = "") -> list[str]:
+    """What reads a value, or of an op with several results the one in a buffer; outputs read too."""
+    found: list[str] = []
+    pending = [base]
+    while pending:
+        name = pending.pop()
+        found += [""] * graph.outputs.count(name)
+        for user in map(graph.__getitem__, graph.users[name]):
+            if isinstance(user.attrs, GetTupleElementAttrs):
+                if storage_name(graph, user.name) == buffer:
+                    pending.append(user.name)
+            elif OPS[user.op].is_view:
+                pending.append(user.name)
+            else:
+                found += [user.name] * user.operands.count(name)
+    return found
+
+
+def _find_starts(
+    graph: Graph, update: Node
+) -> tuple[tuple[str, ...], tuple[SliceStart, ...]] | None:
+    """(the values, what they mean) for the dimensions along which a slice has a place; None where it is in pieces."""
+    whole, part = (graph[o].array for o in update.operands[:2])
+    cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
+    if not cut or any(part.shape[d] != 1 for d in range(cut[-1])):
+        return None
+    names: list[str] = []
+    places: list[SliceStart] = []
+    for d in cut:
+        name = update.operands[2 + d]
+        stride = prod(whole.shape[d + 1 :])
+        start = graph[name]
+        if not _is_told(graph, start):
+            return None
+        names.append(name)
+        places.append(SliceStart(STORAGE[start.dtype], whole.shape[d] - part.shape[d], stride))
+    return tuple(names), tuple(places)
+
+
+def _is_told(graph: Graph, start: Node) -> bool:
+    """Is it computed from parameters and constants by ops on single elements alone?"""
+    if start.dtype not in _STARTS:
+        return False
+    pending, seen = [start.name], set[str]()
+    while pending:
+        node = graph[pending.pop()]
+        if node.name in seen:
+            continue
+        seen.add(node.name)
+        if not isinstance(node.type, ArrayType) or node.type.size != 1:
+            return False
+        if OPS[node.op].kind not in (Kind.SOURCE, Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX):
+            return False
+        pending += node.operands
+    return True
