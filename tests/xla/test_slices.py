@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
+import astitch
 from astitch.compile import compile_graph
 from astitch.graph.ir import CustomCallAttrs, Graph
 from astitch.hlo_import import import_hlo
@@ -162,9 +163,13 @@ def stitch(fn: Callable[..., Any], arguments: list[np.ndarray]) -> tuple[Graph, 
 
 
 def check(fn: Callable[..., Any], arguments: list[np.ndarray], graph: Graph) -> None:
-    wide = arguments[0].dtype == np.float32
-    got = run_graph(graph, arguments)
-    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+    compare(run_graph(graph, arguments), jax.jit(fn)(*arguments))
+
+
+def compare(got: Any, wanted: Any) -> None:
+    """The first result says how exact they are."""
+    wide = jax.tree.leaves(wanted)[0].dtype == np.float32
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         if a.dtype.kind in "bi":  # rounding in 16 bits decides a few
             assert np.mean(a != b) <= (0 if wide else 0.2)
@@ -231,3 +236,18 @@ def test_xla_copies_no_slice_behind_a_kernel(dtype: Any) -> None:
 
 def place() -> Any:
     return SingleDeviceSharding(devices()[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", TAKEN)
+def test_stacks_on_a_gpu_hold_what_xla_s_do(name: str, dtype: Any) -> None:
+    fn, _ = TAKEN[name]
+    results = []
+    for enabled in (astitch.enabled(), astitch.disabled()):
+        with enabled, jax.default_matmul_precision("highest"):
+            compiled = (
+                jax.jit(lambda *given: fn(*given)).lower(X.astype(dtype), W.astype(dtype)).compile()
+            )
+        results.append(compiled(X.astype(dtype), W.astype(dtype)))
+    compare(*results)
