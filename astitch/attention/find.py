@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import prod
 
+from astitch.attention.layout import Split, choose_split, count_added
 from astitch.attention.masks import Masks
 from astitch.attention.operands import (
     Reader,
@@ -49,9 +49,9 @@ class Attention:
     """What is replaced.
 
     causal, window: see AttentionAttrs.  mask_as_bias: the mask is no band, so that it is added to the scores.
-    positions: the part of the queries that is their position.  forward: the product with v; None where only the
-    gradient is there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of
-    the result.  factor: what dq and dk are multiplied by beyond the library's.
+    split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
+    there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
+    factor: what dq and dk are multiplied by beyond the library's.
     """
 
     rows: RowFunctions
@@ -62,7 +62,7 @@ class Attention:
     causal: bool
     window: int
     mask_as_bias: bool
-    positions: Label
+    split: Split
     forward: Reader | None
     gradients: tuple[Reader, ...]
     given: Tensor | None
@@ -147,7 +147,7 @@ class Search:
         source: the gradient of the probabilities.
         """
         graph, parts, scores = self.graph, rows.parts, rows.product
-        left, right = read_operands(graph, parts, scores, rows.resolved(scores.name) or ())
+        left, right = read_operands(rows, scores, rows.resolved(scores.name) or ())
         q, k = (left, right) if rows.key_dimension == scores.array.rank - 1 else (right, left)
         v = forward.other if forward else None
         given = None
@@ -166,7 +166,7 @@ class Search:
         assert v is not None
         narrow = graph[scores.operands[0]].dtype
         tensors = [q, k, v, *([given] if given else [])]
-        if any(graph[tensor.name].dtype is not narrow for tensor in tensors):
+        if any(tensor.dtype is not narrow for tensor in tensors):
             return None
         if count_features(graph, v) != count_features(graph, q):
             return None
@@ -177,13 +177,11 @@ class Search:
         if mask_as_bias and (bias or not softmax.is_uniform or narrow not in ABSORBING):
             return None
         added = mask if mask_as_bias else bias
+        varying = find_repeated(rows, added)[1] if added else None
+        queries = [q, *([given] if given else [])]
+        split = choose_split(rows, positions, queries, [k, v], varying)
         if added and not _takes_bias(
-            rows,
-            added,
-            positions,
-            narrow,
-            is_number=not mask_as_bias,
-            has_gradient=bool(gradients),
+            rows, added, split, narrow, is_number=not mask_as_bias, has_gradient=bool(gradients)
         ):
             return None
         return Attention(
@@ -195,7 +193,7 @@ class Search:
             causal=causal,
             window=window,
             mask_as_bias=mask_as_bias,
-            positions=positions,
+            split=split,
             forward=forward,
             gradients=gradients,
             given=given,
@@ -252,7 +250,7 @@ def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
 def _takes_bias(
     rows: RowFunctions,
     source: Source,
-    positions: Label,
+    split: Split,
     narrow: DType,
     *,
     is_number: bool,
@@ -262,16 +260,13 @@ def _takes_bias(
 
     is_number: source is a bias, not a mask.
     """
-    queries, keys = (rows.parts.extent(label) for label in (positions, rows.key))
+    queries, keys = (rows.parts.extent(label) for label in (split.positions, split.keys))
     if has_gradient and (queries % 2 or keys % 2):
         return False
     node, labels = find_repeated(rows, source)
     if is_number and node.dtype is not narrow:
         return False
-    repeated = {p for label in labels for p in label}
-    repeated |= set(positions) | set(rows.parts.resolve(rows.key))
-    elements = prod(rows.parts.extents[p] for p in repeated)
-    return elements * LEAST_SAVED <= rows.product.array.size
+    return count_added(rows, split, labels) * LEAST_SAVED <= rows.product.array.size
 
 
 def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:

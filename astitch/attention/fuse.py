@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
 from astitch.attention.find import AMPERE, Attention, Search
+from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import (
     FEATURES,
-    Reader,
     Tensor,
-    batch_parts,
     find_repeated,
-    query_parts,
 )
+from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions
 from astitch.attention.softmax import Softmax
 from astitch.device.gpu import Gpu
@@ -40,9 +40,6 @@ from astitch.graph.ir import (
     Type,
 )
 from astitch.rewrite.draft import Log
-
-POSITIONS_FIRST: Order = (0, 2, 1, 3)
-"""Batch, positions, heads, features: where the heads of a position lie as one product gives them."""
 
 LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
@@ -71,34 +68,14 @@ def fuse_attention(
     return replace(graph, nodes=live)
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Of which parts the batch, the heads, the positions and the features of an array are made, outer ones first."""
-
-    parts: tuple[Label, Label, Label, Label]
-
-    def class_of(self, part: int) -> int:
-        return next(c for c, label in enumerate(self.parts) if part in label)
-
-    @staticmethod
-    def of(attention: Attention) -> tuple[_Classes, _Classes]:
-        """Those of queries, and those of keys.  Queries that share a head of keys are heads of their own."""
-        rows = attention.rows
-        outer, positions = batch_parts(rows), attention.positions
-        batch, heads = outer[:-1], outer[-1:]
-        groups = tuple(p for p in query_parts(rows) if p not in positions)
-        keys = rows.parts.resolve(rows.key)
-        return (
-            _Classes((batch, heads + groups, positions, FEATURES)),
-            _Classes((batch, heads, keys, FEATURES)),
-        )
-
-
 def _write(nodes: dict[str, Node], attention: Attention) -> None:
     """Puts calls of attention in the place of its products."""
     at = _Place(nodes, attention.rows)
-    of_queries, of_keys = _Classes.of(attention)
     origin, softmax = attention.rows.product, attention.softmax
+    of_o = find_results(at.rows, attention.forward) if attention.forward else ()
+    of_gradients, are_summed = _find_gradients(attention)
+    split = attention.split.resolve(at.rows.parts)  # what was found may have cut them
+    of_queries, of_keys = split.of_queries, split.of_keys
     q, q_order = at.gather(origin, attention.q, of_queries)
     k, k_order = at.gather(origin, attention.k, of_keys)
     v, v_order = at.gather(origin, attention.v, of_keys)
@@ -111,18 +88,38 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     bias = at.add_bias(attention, of_queries)
     call = at.add(origin, "attention", results, (q, k, v, *bias), attrs)
     o = at.project(origin, call, 0)
-    if attention.forward:
-        at.put_result(attention.forward, o, q_order, of_queries)
+    at.put(of_o, o, q_order, of_queries)
     if attention.given is None:
         return
-    dq, dk, dv = attention.gradients
-    first, factor = dq.product, attention.factor
+    first, factor = attention.gradients[0].product, attention.factor
     given, _ = at.gather(first, attention.given, of_queries, q_order)
+    if not are_summed:
+        of_keys = split.of_repeated_keys
+        k, k_order = at.gather(first, attention.k, of_keys)
+        v, v_order = at.gather(first, attention.v, of_keys)
+        attrs = replace(attrs, k=k_order, v=v_order)
+        types = tuple(nodes[name].array for name in (q, k, v))
     operands = (q, k, v, at.project(origin, call, 1), given, o, *bias)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
-    at.put_result(dq, at.project(first, back, 0), q_order, of_queries, factor)
-    at.put_result(dk, at.project(first, back, 1), k_order, of_keys, factor)
-    at.put_result(dv, at.project(first, back, 2), v_order, of_keys)
+    dq, dk, dv = (at.project(first, back, index) for index in range(3))
+    of_dq, of_dk, of_dv = of_gradients
+    at.put(of_dq, dq, q_order, of_queries, factor)
+    at.put(of_dk, dk, k_order, of_keys, factor)
+    at.put(of_dv, dv, v_order, of_keys)
+
+
+def _find_gradients(attention: Attention) -> tuple[tuple[tuple[Result, ...], ...], bool]:
+    """(where dq, dk and dv are read, whether dk and dv are so as sums over the heads that share k and v).
+
+    Where somebody reads the gradient of each repetition, they are not.
+    """
+    if not attention.gradients:
+        return (), False
+    rows, (dq, dk, dv) = attention.rows, attention.gradients
+    summed = [find_results(rows, reader, attention.split.repeated) for reader in (dk, dv)]
+    if all(summed):
+        return (find_results(rows, dq), *summed), True
+    return tuple(find_results(rows, reader) for reader in (dq, dk, dv)), False
 
 
 @dataclass(frozen=True)
@@ -148,30 +145,31 @@ class _Place:
         return self.add(origin, "get-tuple-element", element, (value,), attrs)
 
     def gather(
-        self, origin: Node, tensor: Tensor, classes: _Classes, order: Order | None = None
+        self, origin: Node, tensor: Tensor, classes: Classes, order: Order | None = None
     ) -> tuple[str, Order]:
         """(an array of four dimensions, their order).
 
-        order: the one that is wanted; None: as the tensor lies, where each class of parts is together and the features
-        are innermost, else POSITIONS_FIRST.
+        order: the one that is wanted; None: as the tensor lies, where it need not be moved, else POSITIONS_FIRST.
         """
         tensor = tensor.resolve(self.rows.parts)
-        parts = [part for label in tensor.labels for part in label]
-        found = list(dict.fromkeys(classes.class_of(part) for part in parts))
-        lies = [part for c in found for part in classes.parts[c] if part in parts]
-        places = [*(c for c in range(4) if c not in found), *found]
-        if order or lies != parts or found[-1] != 3:
-            wanted = order or POSITIONS_FIRST
-            places = [wanted.index(d) for d in range(4)]
-        together = [part for c in places for part in classes.parts[c] if part in parts]
-        features = self.nodes[tensor.name].shape[tensor.labels.index(FEATURES)]
-        value = self._turn(origin, tensor.name, parts, together, features)
+        parts, array = tensor.parts, self.nodes[tensor.name].array
+        places = None if order else classes.places(parts)
+        if places is None:
+            places = tuple((order or POSITIONS_FIRST).index(d) for d in range(4))
+        whole = [part for c in places for part in classes.parts[c]]
+        wanted = [tuple(p for p in classes.parts[c] if p in parts) for c in places]
+        features = array.shape[tensor.labels.index(FEATURES)]
+        value = tensor.name
+        if array.dtype is not tensor.dtype:
+            value = self.add(origin, "convert", ArrayType(tensor.dtype, array.shape), (value,))
+        value = self._turn(origin, value, tensor.labels, wanted, features)
+        value = self._repeat(origin, value, [p for c in wanted for p in c], whole, features)
         shape = tuple(prod(self._extent(p, features) for p in classes.parts[c]) for c in places)
         value = self._reshape(origin, value, shape)
         batch, heads, positions, last = (places.index(c) for c in range(4))
         return value, (batch, heads, positions, last)
 
-    def add_bias(self, attention: Attention, classes: _Classes) -> tuple[str, ...]:
+    def add_bias(self, attention: Attention, classes: Classes) -> tuple[str, ...]:
         """The bias as [batch or 1, heads or 1, positions, keys]; nothing where there is none."""
         softmax, origin = attention.softmax, attention.rows.product
         source = softmax.mask if attention.mask_as_bias else softmax.bias
@@ -183,9 +181,9 @@ class _Place:
         four = (*classes.parts[:3], keys)
         parts = [p for label in labels for p in label]
         wanted = [p for label in four for p in label if p in parts]
-        shape = tuple(self.rows.parts.extents[p] for p in parts)
-        value = self._reshape(origin, self._cut(origin, node, labels), shape)
-        value = self._turn(origin, value, parts, wanted, 1)
+        value = self._cut(origin, node, labels)
+        value = self._turn(origin, value, labels, [tuple(p for p in c if p in parts) for c in four])
+        value = self._reshape(origin, value, tuple(self.rows.parts.extents[p] for p in wanted))
         # Batch and heads are repeated by the library, but as a whole.
         whole = [c > 1 or any(p in parts for p in label) for c, label in enumerate(four)]
         repeated = [p for c, label in enumerate(four) if whole[c] for p in label]
@@ -230,24 +228,34 @@ class _Place:
         scalar = self.add(origin, "constant", ArrayType(array.dtype, ()), (), constant)
         return self.add(origin, "broadcast", array, (scalar,), BroadcastAttrs(()))
 
-    def put_result(
-        self, reader: Reader, value: str, order: Order, classes: _Classes, factor: float = 1.0
+    def put(
+        self,
+        results: Iterable[Result],
+        value: str,
+        order: Order,
+        classes: Classes,
+        factor: float = 1.0,
     ) -> None:
-        """Puts a result of attention in the place of a product."""
-        product, array = reader.product, self.nodes[value].array
-        parts = [p for d in range(4) for p in classes.parts[order.index(d)]]
-        parts = [p for p in parts if self._extent(p, array.shape[order[3]]) != 1 or p in FEATURES]
-        wanted = [p for label in reader.labels for p in self.rows.parts.resolve(label)]
-        value = self._turn(product, value, parts, wanted, array.shape[order[3]])
+        """Puts a result of attention in the place of nodes that give it."""
+        for result in results:
+            self._put(result, value, order, classes, factor)
+
+    def _put(
+        self, result: Result, value: str, order: Order, classes: Classes, factor: float
+    ) -> None:
+        node, array = result.node, self.nodes[value].array
+        given = [classes.parts[order.index(d)] for d in range(4)]
+        wanted = list(map(self.rows.parts.resolve, result.labels))
+        value = self._turn(node, value, given, wanted, array.shape[order[3]])
         if factor != 1.0:
             wide = ArrayType(DType.F32, self.nodes[value].shape)
-            value = self.add(product, "convert", wide, (value,))
-            value = self.add(product, "multiply", wide, (value, self._splat(product, factor, wide)))
-        if self.nodes[value].dtype is not product.dtype:
-            type_ = ArrayType(product.dtype, self.nodes[value].shape)
-            value = self.add(product, "convert", type_, (value,))
-        self.nodes[product.name] = replace(
-            product, op="reshape", operands=(value,), attrs=NoAttrs()
+            value = self.add(node, "convert", wide, (value,))
+            value = self.add(node, "multiply", wide, (value, self._splat(node, factor, wide)))
+        if self.nodes[value].dtype is not node.dtype:
+            type_ = ArrayType(node.dtype, self.nodes[value].shape)
+            value = self.add(node, "convert", type_, (value,))
+        self.nodes[node.name] = replace(
+            node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
         )
 
     def _extent(self, part: int, features: int) -> int:
@@ -259,14 +267,45 @@ class _Place:
             return value
         return self.add(origin, "reshape", ArrayType(array.dtype, shape), (value,))
 
-    def _turn(
+    def _repeat(
         self, origin: Node, value: str, parts: Sequence[int], wanted: Sequence[int], features: int
     ) -> str:
-        """An array of these parts with the parts in another order; itself where that is the same."""
+        """An array of these parts, repeated along those that it lacks."""
         if list(parts) == list(wanted):
             return value
         split = tuple(self._extent(p, features) for p in parts)
         value = self._reshape(origin, value, split)
-        permutation = tuple(list(parts).index(p) for p in wanted)
-        turned = ArrayType(self.nodes[value].dtype, tuple(split[p] for p in permutation))
+        repeated = tuple(self._extent(p, features) for p in wanted)
+        attrs = BroadcastAttrs(tuple(list(wanted).index(p) for p in parts))
+        type_ = ArrayType(self.nodes[value].dtype, repeated)
+        return self.add(origin, "broadcast", type_, (value,), attrs)
+
+    def _turn(
+        self,
+        origin: Node,
+        value: str,
+        given: Sequence[Label],
+        wanted: Sequence[Label],
+        features: int = 1,
+    ) -> str:
+        """An array whose dimensions have these parts with the parts in another order; itself where that is the same.
+
+        Parts that stay together in one dimension are one of the result, so that transposes around meet a plain one.
+        """
+        before, after = ([p for label in labels for p in label] for labels in (given, wanted))
+        if before == after:
+            return value
+        pairs = {pair for label in given for pair in pairwise(label)}
+        pairs &= {pair for label in wanted for pair in pairwise(label)}
+        runs: list[list[int]] = []
+        for part in before:
+            if runs and (runs[-1][-1], part) in pairs:
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        split = tuple(prod(self._extent(p, features) for p in run) for run in runs)
+        value = self._reshape(origin, value, split)
+        firsts = [run[0] for run in runs]
+        permutation = tuple(firsts.index(p) for p in after if p in firsts)
+        turned = ArrayType(self.nodes[value].dtype, tuple(split[d] for d in permutation))
         return self.add(origin, "transpose", turned, (value,), TransposeAttrs(permutation))

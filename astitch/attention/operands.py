@@ -7,12 +7,19 @@ made of.  So two spellings of one operand are equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from astitch.attention.indices import varying_dimensions
 from astitch.attention.rows import Label, NotARow, Parts, RowFunctions, Source
-from astitch.graph.ir import BroadcastAttrs, DotAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.graph.ir import (
+    BroadcastAttrs,
+    DotAttrs,
+    DType,
+    Graph,
+    Node,
+    TransposeAttrs,
+)
 from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
 
@@ -22,14 +29,23 @@ FEATURES: Label = (-1,)
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand of a product, before transposes: the parts of each of its dimensions."""
+    """An operand of a product, before transposes and repetitions.
+
+    labels: the parts of each dimension.  dtype: what the product reads; the array may have another type.
+    """
 
     name: str
     labels: tuple[Label, ...]
+    dtype: DType
 
     def resolve(self, parts: Parts) -> Tensor:
         """With the finest parts."""
-        return Tensor(self.name, tuple(map(parts.resolve, self.labels)))
+        return replace(self, labels=tuple(map(parts.resolve, self.labels)))
+
+    @property
+    def parts(self) -> Label:
+        """In the order in which they lie."""
+        return tuple(part for label in self.labels for part in label)
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,7 @@ def read_product(
         product,
         value,
         sorted(over) == sorted(keys),
-        _peel(graph, rows.parts, product.operands[1 - side], tuple(theirs)),
+        _peel(rows, product.operands[1 - side], tuple(theirs)),
         (*(labels[d] for d in batches[side]), *result),
     )
 
@@ -125,11 +141,9 @@ def query_parts(rows: RowFunctions) -> Label:
     return tuple(p for d in free if d != rows.key_dimension for p in labels[d])
 
 
-def read_operands(
-    graph: Graph, parts: Parts, product: Node, labels: Sequence[Label]
-) -> list[Tensor]:
+def read_operands(rows: RowFunctions, product: Node, labels: Sequence[Label]) -> list[Tensor]:
     """The operands of a product whose result has these labels."""
-    attrs = product.attrs
+    graph, attrs = rows.graph, product.attrs
     assert isinstance(attrs, DotAttrs)
     found: list[Tensor] = []
     place = len(attrs.lhs_batch)
@@ -144,18 +158,49 @@ def read_operands(
         for d in free_dimensions(array.rank, batch, contracted):
             own[d] = labels[place]
             place += 1
-        found.append(_peel(graph, parts, name, tuple(own)))
+        found.append(_peel(rows, name, tuple(own)))
     return found
 
 
-def _peel(graph: Graph, parts: Parts, name: str, labels: tuple[Label, ...]) -> Tensor:
-    """The array in front of what moves no element away from its row, and of conversions that lose nothing."""
+def _peel(rows: RowFunctions, name: str, labels: tuple[Label, ...]) -> Tensor:
+    """The array in front of what moves no element away from its row, and of conversions that lose nothing.
+
+    Nor does what repeats an array along parts of the batch.  One that rounds is passed where a repetition is in front
+    of it: the smaller array is rounded to the same numbers.
+    """
+    graph, parts = rows.graph, rows.parts
     node = graph[name]
     while True:
-        before = _labels_before(graph, parts, node, labels)
-        if before is None or (OPS[node.op].is_conversion and not _widens(graph, node)):
-            return Tensor(node.name, labels)
+        before = _labels_repeated(rows, node, labels)
+        if before is None:
+            before = _labels_before(graph, parts, node, labels)
+        if before is None:
+            return Tensor(node.name, labels, node.dtype)
+        if OPS[node.op].is_conversion and not _widens(graph, node):
+            here = Tensor(node.name, labels, node.dtype)
+            ahead = _peel(rows, node.operands[0], labels)
+            is_converted_once = graph[ahead.name].dtype is ahead.dtype
+            is_repeated = len(ahead.resolve(parts).parts) < len(here.resolve(parts).parts)
+            return replace(ahead, dtype=node.dtype) if is_converted_once and is_repeated else here
         node, labels = graph[node.operands[0]], before
+
+
+def _labels_repeated(
+    rows: RowFunctions, node: Node, labels: Sequence[Label]
+) -> tuple[Label, ...] | None:
+    """The labels of what is repeated along parts of the batch alone; None for another op."""
+    if not isinstance(node.attrs, BroadcastAttrs):
+        return None
+    before = rows.graph[node.operands[0]].shape
+    kept = {
+        target
+        for target, extent in zip(node.attrs.dimensions, before, strict=True)
+        if extent == node.shape[target]
+    }
+    lost = {p for d, label in enumerate(labels) if d not in kept for p in rows.parts.resolve(label)}
+    if not lost.issubset(batch_parts(rows)):
+        return None
+    return tuple(labels[d] if d in kept else () for d in node.attrs.dimensions)
 
 
 def _labels_before(
@@ -170,11 +215,11 @@ def _labels_before(
             moved[source] = labels[target]
         return tuple(moved)
     if OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX:
-        return _regroup(parts, labels, node.shape, graph[node.operands[0]].shape)
+        return regroup(parts, labels, node.shape, graph[node.operands[0]].shape)
     return None
 
 
-def _regroup(
+def regroup(
     parts: Parts, labels: Sequence[Label], shape: Sequence[int], before: Sequence[int]
 ) -> tuple[Label, ...] | None:
     """The labels of the operand of a reshape; None where it splits the features or joins them to others."""
@@ -215,7 +260,7 @@ def read_gradient(graph: Graph, rows: RowFunctions, source: Source) -> tuple[Ten
     batch = [p for label in labels[: len(node.attrs.lhs_batch)] for p in rows.parts.resolve(label)]
     if sorted(batch) != sorted(batch_parts(rows)):
         return None
-    left, right = read_operands(graph, rows.parts, node, labels)
+    left, right = read_operands(rows, node, labels)
     keys = rows.parts.resolve(rows.key)
     if keys in right.resolve(rows.parts).labels:
         return left, right

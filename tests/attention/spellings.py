@@ -102,6 +102,127 @@ def with_repeated_heads(q: Any, k: Any, v: Any) -> Any:
     return attend(lambda s: jax.nn.softmax(s, -1))(q, k, v)
 
 
+GROUPS = HEADS // 2
+"""Heads of k and v in SHARED."""
+
+causal_attention = attend(lambda s: by_hand(jnp.where(causal(s), s, -1e9)))
+
+
+def of_one_head(q: Any, k: Any, v: Any) -> Any:
+    """[positions, features]."""
+    scores = (q @ k.T).astype(jnp.float32) * 0.25
+    return by_hand(jnp.where(causal(scores), scores, -1e9)).astype(q.dtype) @ v
+
+
+def repeated(q: Any, *shared: Any) -> Any:
+    return causal_attention(q, *(jnp.repeat(x, HEADS // GROUPS, 2) for x in shared))
+
+
+def repeated_heads_first(q: Any, *shared: Any) -> Any:
+    q, k, v = (x.swapaxes(1, 2) for x in (q, *shared))
+    k, v = (jnp.repeat(x, HEADS // GROUPS, 1) for x in (k, v))
+    return jax.vmap(jax.vmap(of_one_head))(q, k, v).swapaxes(1, 2)
+
+
+def broadcast_and_reshaped(q: Any, *shared: Any) -> Any:
+    batch, positions, groups, features = shared[0].shape
+    five = (batch, positions, groups, HEADS // groups, features)
+    wide = (jnp.broadcast_to(x[:, :, :, None], five).reshape(q.shape) for x in shared)
+    return causal_attention(q, *wide)
+
+
+def broadcast_in_five_dimensions(q: Any, *shared: Any) -> Any:
+    batch, positions, groups, features = shared[0].shape
+    five = (batch, positions, groups, HEADS // groups, features)
+    k, v = (jnp.broadcast_to(x[:, :, :, None], five) for x in shared)
+    scores = jnp.einsum("btgrf,bsgrf->bgrts", q.reshape(five), k).astype(jnp.float32) * 0.25
+    p = by_hand(jnp.where(causal(scores), scores, -1e9)).astype(q.dtype)
+    return jnp.einsum("bgrts,bsgrf->btgrf", p, v).reshape(q.shape)
+
+
+def by_batched_products(q: Any, *shared: Any) -> Any:
+    """Batch and heads are one dimension."""
+    wide = (q, *(jnp.repeat(x, HEADS // GROUPS, 2) for x in shared))
+    q, k, v = (x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in wide)
+    result = jax.vmap(of_one_head)(q, k, v)
+    return result.reshape(-1, HEADS, *result.shape[1:]).swapaxes(1, 2)
+
+
+def by_vmap_over_sharing_heads(q: Any, *shared: Any) -> Any:
+    """in_axes=None for k and v."""
+    sharing = jax.vmap(of_one_head, in_axes=(1, None, None), out_axes=1)
+    grouped = q.reshape(*q.shape[:2], GROUPS, -1, q.shape[-1])
+    return jax.vmap(jax.vmap(sharing, 1, 1))(grouped, *shared).reshape(q.shape)
+
+
+def one_example_at_a_time(q: Any, *shared: Any) -> Any:
+    return jax.vmap(lambda *x: repeated(*(y[None] for y in x))[0])(q, *shared)
+
+
+def repeated_in_f32(q: Any, k: Any, v: Any) -> Any:
+    """Rounded behind the repetition."""
+    k = jnp.repeat(k.astype(jnp.float32) * 1.25, HEADS // GROUPS, 2).astype(q.dtype)
+    return causal_attention(q, k, jnp.repeat(v, HEADS // GROUPS, 2))
+
+
+def one_shared_head(q: Any, *shared: Any) -> Any:
+    return causal_attention(q, *(jnp.broadcast_to(x[:, :, :1], q.shape) for x in shared))
+
+
+def one_shared_head_by_vmap(q: Any, *shared: Any) -> Any:
+    sharing = jax.vmap(of_one_head, in_axes=(1, None, None), out_axes=1)
+    return jax.vmap(sharing)(q, *(x[:, :, 0] for x in shared))
+
+
+SHARED: dict[str, tuple[Function, int]] = {
+    "repeated": (repeated, GROUPS),
+    "repeated_heads_first": (repeated_heads_first, GROUPS),
+    "broadcast_and_reshaped": (broadcast_and_reshaped, GROUPS),
+    "broadcast_in_five_dimensions": (broadcast_in_five_dimensions, GROUPS),
+    "by_batched_products": (by_batched_products, GROUPS),
+    "by_vmap_over_sharing_heads": (by_vmap_over_sharing_heads, GROUPS),
+    "one_example_at_a_time": (one_example_at_a_time, GROUPS),
+    "repeated_in_f32": (repeated_in_f32, GROUPS),
+    "one_shared_head": (one_shared_head, 1),
+    "one_shared_head_by_vmap": (one_shared_head_by_vmap, 1),
+    "library": (lambda *x: jax.nn.dot_product_attention(*x, is_causal=True), GROUPS),
+}
+"""Functions of q and of k and v with GROUPS heads, with the heads of k and v that are read."""
+
+
+def tiled(q: Any, *shared: Any) -> Any:
+    """The library has no such order of heads."""
+    return causal_attention(q, *(jnp.tile(x, (1, 1, HEADS // GROUPS, 1)) for x in shared))
+
+
+def repeated_keys(q: Any, k: Any, v: Any) -> Any:
+    """Values are of each head."""
+    return causal_attention(
+        q, jnp.repeat(k, HEADS // GROUPS, 2), jnp.concatenate([v, 2 * v], axis=2)
+    )
+
+
+def repeated_for_two(q: Any, k: Any, v: Any) -> Any:
+    """What is repeated is read beside attention, so that its gradient is summed with another."""
+    k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+    return causal_attention(q, k, v) + k / 2
+
+
+def repeated_over_the_batch(q: Any, *shared: Any) -> Any:
+    """All examples have one k and v, so that its gradient is summed over them too."""
+    wide = (jnp.repeat(x[0], HEADS // GROUPS, 1) for x in shared)
+    return causal_attention(q, *(jnp.broadcast_to(x, q.shape) for x in wide))
+
+
+PARTLY_SHARED: dict[str, tuple[Function, int, int]] = {
+    "tiled": (tiled, HEADS, HEADS),
+    "repeated_keys": (repeated_keys, HEADS, HEADS),
+    "repeated_for_two": (repeated_for_two, GROUPS, HEADS),
+    "repeated_over_the_batch": (repeated_over_the_batch, GROUPS, HEADS),
+}
+"""The same, with the heads of k and v that the forward pass and that the gradient reads."""
+
+
 def lengths(scores: Any, mask: Any) -> Any:
     return mask[:, None, None, : scores.shape[-1]]
 

@@ -13,7 +13,18 @@ import pytest
 import astitch
 from astitch.attention import find
 from astitch.hlo.attention import FORWARD, GRADIENT
-from tests.attention.spellings import BATCH, FEATURES, GIVEN, HEADS, PLAIN, QUERIES, make_gradient
+from tests.attention.spellings import (
+    BATCH,
+    FEATURES,
+    GIVEN,
+    GROUPS,
+    HEADS,
+    PARTLY_SHARED,
+    PLAIN,
+    QUERIES,
+    SHARED,
+    make_gradient,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -66,4 +77,16 @@ def test_both_halves_are_as_near_as_xla_s(name: str, dtype: Any) -> None:
         before, after, calls = measure_errors(which, arrays)
         # In f16 no number masks a score, so that a mask from data stays.
         assert calls == count or (calls == 0 and dtype == jnp.float16 and name in GIVEN)
+        assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*SHARED, *PARTLY_SHARED])
+def test_both_halves_of_heads_that_share_keys(name: str, dtype: Any) -> None:
+    function = (SHARED | PARTLY_SHARED)[name][0]
+    q, k, v = draw(dtype)
+    arrays = [q, k[:, :, :GROUPS], v[:, :, :GROUPS]]
+    for which, count in ((function, 1), (make_gradient(function), 2)):
+        before, after, calls = measure_errors(which, arrays)
+        assert calls == count
         assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)

@@ -23,16 +23,20 @@ from tests.attention.spellings import (
     BATCH,
     FEATURES,
     GIVEN,
+    GROUPS,
     HEADS,
     MASK,
     OTHERS,
     OTHERS_GIVEN,
+    PARTLY_SHARED,
     PLAIN,
     QUERIES,
+    SHARED,
     attend,
     by_hand,
     by_head,
     make_gradient,
+    repeated,
     with_clipped_gradient,
 )
 from tests.hlo_runner import lower
@@ -188,8 +192,9 @@ def test_positions_are_no_groups_of_heads() -> None:
     (node,) = (node for node in fused if node.op == "attention")
     q, attrs = fused[node.operands[0]], node.attrs
     assert isinstance(attrs, AttentionAttrs)
-    # The batch has no heads beside it, so that it takes their place.
-    assert [q.shape[d] for d in attrs.q] == [1, BATCH * HEADS, QUERIES, FEATURES]
+    assert [q.shape[d] for d in attrs.q] == [BATCH, HEADS, QUERIES, FEATURES]
+    # q and the result lie as they did.
+    assert not any(node.op == "transpose" for node in fused)
 
 
 def test_f16_and_other_shapes() -> None:
@@ -245,3 +250,68 @@ def test_operands_keep_the_order_that_they_have() -> None:
     _, fused = fuse(PLAIN["softmax"][0], draw())
     assert list_attention(fused)[0][1].q == (0, 2, 1, 3)
     assert not any(node.op == "transpose" for node in fused)
+
+
+def draw_shared(dtype: np.dtype = BF16, features: int = FEATURES) -> list[np.ndarray]:
+    queries, *others = draw(dtype, features)
+    return [queries, *(x[:, :, :GROUPS] for x in others)]
+
+
+def list_heads(graph: Graph) -> list[tuple[int, int, int]]:
+    """The heads of q, k and v that each op of attention reads."""
+    found = []
+    for node in graph:
+        if isinstance(node.attrs, AttentionAttrs):
+            orders = (node.attrs.q, node.attrs.k, node.attrs.v)
+            operands = zip(node.operands, orders, strict=False)
+            q, k, v = (graph[name].shape[order[1]] for name, order in operands)
+            found.append((q, k, v))
+    return found
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_heads_that_share_keys_read_them_as_they_lie(name: str) -> None:
+    function, own = SHARED[name]
+    check_shared(check_both(function, draw_shared()), own)
+
+
+def check_shared(fused: Graph, own: int) -> None:
+    """Nothing is repeated or added up, and nothing moves."""
+    assert list_heads(fused) == [(HEADS, own, own)] * 2
+    repeats = [node for node in fused if node.op == "broadcast"]
+    assert not any(fused[node.operands[0]].shape for node in repeats)
+    assert not any(node.op in ("transpose", "reduce") for node in fused)
+
+
+def test_heads_that_share_keys_in_f16() -> None:
+    check_shared(check_both(repeated, draw_shared(np.dtype(np.float16), 8)), GROUPS)
+
+
+@pytest.mark.parametrize("name", PARTLY_SHARED)
+def test_heads_are_repeated_where_the_library_wants_them(name: str) -> None:
+    function, own, own_in_gradient = PARTLY_SHARED[name]
+    fused = check_both(function, draw_shared())
+    assert list_heads(fused) == [(HEADS, own, own), (HEADS, own_in_gradient, own_in_gradient)]
+
+
+def test_masks_of_data_are_one_array_for_sharing_heads() -> None:
+    def masked(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+        return GIVEN["mask"][0](q, k, v, mask)
+
+    fused = check_both(masked, [*draw_shared(), MASK])
+    assert list_heads(fused) == [(HEADS, GROUPS, GROUPS)] * 2
+    (node,) = (node for node in fused if node.op == "attention")
+    assert fused[node.operands[3]].shape == (BATCH, 1, QUERIES, QUERIES)
+
+
+def test_layers_read_the_results_of_each_other() -> None:
+    """Nothing but reshapes stands between two calls."""
+
+    def layers(q: Any, k: Any, v: Any) -> Any:
+        return repeated(repeated(q, k, v), v, k)
+
+    for which, count in ((layers, 2), (make_gradient(layers), 4)):
+        graphs = fuse(which, draw_shared())
+        assert len(list_attention(graphs[1])) == count
+        assert not any(node.op in ("dot", "transpose") for node in graphs[1])

@@ -72,6 +72,27 @@ def test_forward_and_gradient_are_a_call_each() -> None:
     assert seen.stitchings[-1].kernels == 3
 
 
+def test_heads_that_share_keys_read_them_where_they_lie() -> None:
+    """k and v are repeated nowhere, and their gradients are not summed: cuDNN does both."""
+
+    def shared(q: Any, k: Any, v: Any) -> Any:
+        return attend(q, *(jnp.repeat(x, HEADS // 2, axis=2) for x in (k, v)))
+
+    def pull(q: Any, k: Any, v: Any, given: Any) -> Any:
+        return jax.vjp(shared, q, k, v)[1](given)
+
+    q, k = (array(BATCH, POSITIONS, heads, FEATURES) for heads in (HEADS, 2))
+    for function, arrays, calls in ((shared, (q, k, k), 1), (pull, (q, k, k, q), 2)):
+        with hooked():
+            ours = compile_ahead(function, *arrays)
+        assert sum(count_calls(ours).values()) == calls
+        # Nothing else is computed.
+        entry = ours.as_text().partition("\nENTRY")[2]
+        ops = set(re.findall(r"= [^=]*? ([a-z-]+)\(", entry))
+        assert ops <= {"parameter", "custom-call", "get-tuple-element", "bitcast", "tuple"}
+        assert entry.count(" custom-call(") == calls
+
+
 def test_a_call_alone_is_worth_it() -> None:
     with hooked():
         ours = compile_ahead(attend, *[array(BATCH, POSITIONS, HEADS, FEATURES)] * 3)
