@@ -114,7 +114,8 @@ def test_tiny_models(name: str) -> None:
     coarsest = "bfloat16" if any(word in name for word in narrow) else ""
     hooked = check_values(program.fn, *arguments, coarsest=coarsest, donate_argnums=program.donated)
     assert hooked.kernels
-    assert bool(hooked.in_place) == (name in ("gpt/train", "adam"))
+    # Of the last a loop writes its stack.
+    assert bool(hooked.in_place) == (name in ("gpt/train", "adam", "gru/train"))
 
 
 # ---- loops and branches ------------------------------------------------------------------------------------------
