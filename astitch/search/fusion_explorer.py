@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph, Node
 from astitch.search.patterns import (
+    CircularPatterns,
     FusionGraph,
     Pattern,
     Penalty,
@@ -401,7 +402,8 @@ def cover_as_xla(
     fusion: FusionGraph,
     proposal: Proposal,
 ) -> list[Cover]:
-    """The fusions that XLA would make, and what may be joined of them; nothing where it would make one.
+    """The fusions that XLA would make, and what may be joined of them; nothing where it would make one, or where they
+    would wait for each other as vertices.
 
     fusion: make_fusion_graph of the scope.
     """
@@ -411,7 +413,10 @@ def cover_as_xla(
     plain = [[n for v in each_vertex(part) for n in fusion.members[v]] for part in proposal.fusions]
     parts, origins = _copy_parts(graph, scope, plain)
     covers: list[Cover] = [plain]
-    start = Partition(0.0, graph_of_parts(parts, scope, gpu)[0])
+    try:
+        start = Partition(0.0, graph_of_parts(parts, scope, gpu)[0])
+    except CircularPatterns:
+        return []  # a vertex here holds ops that XLA has in several fusions
     joined, _ = _join_in_rounds(start, gpu, penalty, XLA_WIDTH)
     for partition in joined:
         if 1 < len(partition.fusion) < len(start.fusion):

@@ -413,10 +413,14 @@ def join_single_readers(fusion: FusionGraph, max_statements: int) -> FusionGraph
     return contract(fusion, joined)
 
 
+class CircularPatterns(ValueError):
+    """Patterns of which each waits for another, so that none can be the first kernel."""
+
+
 def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
     """The graph with each of the (disjoint) patterns as one vertex.
 
-    Patterns that depend on each other in a circle are an error of the caller: ValueError.
+    Raises CircularPatterns where they depend on each other in a circle.
     """
     group_of = [-1] * len(fusion)
     groups = [p.vertices for p in patterns]
@@ -448,7 +452,7 @@ def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
             if not waits[other]:
                 heapq.heappush(ready, (first[other], other))
     if len(order) < len(groups):
-        raise ValueError("the patterns depend on each other in a circle")
+        raise CircularPatterns("the patterns depend on each other in a circle")
     place = {group: number for number, group in enumerate(order)}
     edges: list[dict[int, None]] = [{} for _ in order]
     for group, others in enumerate(successors):
