@@ -20,6 +20,7 @@ from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
 from astitch.graph.finished_products import find_finished
 from astitch.graph.ir import Graph
+from astitch.graph.joined_operands import find_joined_operands
 from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
@@ -191,9 +192,12 @@ def _leave(graph: Graph, job: Job) -> Left:
         reasons |= find_scatter_operands(left.graph, reasons)
     if job.target.launcher is Launcher.OWN:
         return replace(left, reasons=reasons)
-    finished = find_finished(left.graph, reasons)
-    reasons |= {n: f"XLA computes it with %{p}" for n, p in finished.products.items()}
-    return Left(finished.graph, reasons, finished.products)
+    graph, products = left.graph, dict[str, str]()
+    for find in (find_joined_operands, find_finished):
+        found = find(graph, reasons)
+        graph, products = found.graph, {**products, **found.products}
+        reasons |= {n: f"XLA computes it with %{p}" for n, p in found.products.items()}
+    return Left(graph, reasons, products)
 
 
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:

@@ -100,7 +100,7 @@ def find_finished(graph: Graph, left: Collection[str] = ()) -> Finished:
         return Finished(graph, {})
     cuts = _Cuts(graph, left, chains, fronts)
     cuts.settle()
-    return _set_apart(graph, list(cuts.list_units()))
+    return set_apart(graph, list(cuts.list_units()))
 
 
 def _part(chains: Sequence[_Chain]) -> list[_Chain]:
@@ -476,12 +476,13 @@ class _Cuts:
         return moved
 
 
-def _set_apart(
+def set_apart(
     graph: Graph, units: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
 ) -> Finished:
     """The graph in which what XLA computes with a product is read by nothing else.
 
-    units: see _Cuts.list_units.  What others read too is there once for each of them.
+    units: each product with the ops that are computed with it, and the numbers and repetitions that these alone read.
+    What others read too is there once for each of them.
     """
     products: dict[str, str] = {}
     renamed: dict[str, dict[str, str]] = {}  # by the op that reads them

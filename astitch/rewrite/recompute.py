@@ -9,6 +9,7 @@ cut through a value costs its store and its load; an op that is computed again c
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,13 @@ in that time.  The operations that the kernels have already leave about half of 
 
 LONG_LIVED, HELD_PRICE = 4, 2
 """A value that is read more than so many stages later, as many products wait for each other, takes memory meanwhile.
-Storing and loading it counts so many times."""
+So does one that is kept over a stage in which the most is alive.  Storing and loading it counts so many times."""
+
+NEAR_PEAK = 0.9
+"""The share of the most bytes alive from which on a stage counts as one in which the most is alive."""
+
+LEAST_PEAK = 1 << 20
+"""Where never so many bytes are kept, none of them has a price of its own."""
 
 TABLE_SHARE = 4
 """How many times larger than its table what is looked up there must be."""
@@ -154,6 +161,33 @@ class _Traffic:
                     continue
                 self.read_by.setdefault(here, set()).add(operand)
                 self.readers.setdefault(stored_value(graph, operand), set()).add(here)
+        self.full = sorted(self.find_full())
+
+    def find_full(self) -> set[int]:
+        """The stages behind which about the most bytes are kept for later ones."""
+        grows: Counter[int] = Counter()
+        for base, last in self.last.items():
+            node = self.graph[base]
+            if OPS[node.op].kind is Kind.SOURCE or not isinstance(node.type, ArrayType):
+                continue
+            if last > self.stage[base]:
+                grows[self.stage[base]] += self.bytes_of(base)
+                grows[last] -= self.bytes_of(base)
+        alive, kept = 0, {}
+        for number in sorted(grows):
+            alive += grows[number]
+            kept[number] = alive
+        most = max(kept.values(), default=0)
+        if most < LEAST_PEAK:
+            return set()
+        return {number for number, size in kept.items() if size >= NEAR_PEAK * most}
+
+    def is_held(self, since: int) -> bool:
+        """Does a value take memory that counts if it is kept for the stage at hand since another one?"""
+        if self.here > since + LONG_LIVED:
+            return True
+        at = bisect_left(self.full, since)
+        return at < len(self.full) and self.full[at] < self.here
 
     def is_stitched(self, name: str) -> bool:
         kind = OPS[self.graph[name].op].kind
@@ -183,9 +217,9 @@ class _Traffic:
         size, base = self.bytes_of(name), stored_value(self.graph, name)
         if self.in_memory(name):
             kept_until = self.here if self.graph[base].is_parameter else self.last.get(base, 0)
-            return size * HELD_PRICE if self.here > kept_until + LONG_LIVED else size
+            return size * HELD_PRICE if self.is_held(kept_until) else size
         moved = size + size // max(len(self.readers.get(base, ())), 1)
-        return moved * HELD_PRICE if self.here > self.stage[base] + LONG_LIVED else moved
+        return moved * HELD_PRICE if self.is_held(self.stage[base]) else moved
 
     def effort(self, node: Node) -> int:
         """The same for computing it."""

@@ -221,3 +221,40 @@ def test_any_choice_keeps_the_function(graph: Graph, seed: int, data: st.DataObj
     with np.errstate(all="ignore"):
         for a, b in zip(run_graph(after, arguments), run_graph(simple, arguments), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def gate(act: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    def loss(x: jax.Array, w: jax.Array, u: jax.Array, d: jax.Array) -> jax.Array:
+        return jnp.square((act(x @ w) * (x @ u)) @ d).sum()
+
+    return jax.grad(loss, (0, 1, 2, 3))
+
+
+SILU = {
+    "library": jax.nn.silu,
+    "quotient": lambda x: x / (1 + jnp.exp(-x)),
+    "tanh": lambda x: 0.5 * x * (1 + jnp.tanh(0.5 * x)),
+    "swish in f32": lambda x: x.astype(jnp.float32) * jax.nn.sigmoid(x.astype(jnp.float32)),
+}
+
+
+def count_kept(scopes: Scopes) -> int:
+    """Bytes that stitch ops store for stitch ops of later stages alone."""
+    graph, total = scopes.graph, 0
+    stitched = {member for scope in scopes.scopes for member in scope.members}
+    for scope in scopes.scopes:
+        for output in scope.outputs:
+            is_read = any(output in s.inputs for s in scopes.scopes if s.stage > scope.stage)
+            if is_read and stitched.issuperset(graph.users[output]) and output not in graph.outputs:
+                total += storage_type(graph, output).bytes
+    return total
+
+
+@pytest.mark.parametrize("name", SILU)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gates_keep_nothing_but_what_products_keep(name: str, dtype: Any) -> None:
+    """One layer: the backward half is two stages behind the forward half, where the most is alive."""
+    shapes = [(ROWS, 64), (64, WIDTH), (64, WIDTH), (WIDTH, 64)]
+    graph = imported(gate(SILU[name]), *(normal(*shape).astype(dtype) for shape in shapes))
+    assert count_kept(find_scopes(graph)) == 0
+    assert count_kept(find_scopes(graph, again=False)) > 0

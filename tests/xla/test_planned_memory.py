@@ -122,3 +122,85 @@ def test_attention_and_loss_in_training(dtype: Any) -> None:
     (table,) = arrays((words, width))
     alone, stitched = compare(step, (0, 1), weights, table, numbers, numbers)
     assert stitched <= SHARE * alone
+
+
+GATES = 1.04
+"""Partial sums of a product in parts wait for the kernel that adds them up, beside other operands of that kernel."""
+
+
+def descend(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A step against the gradient of a loss of weights and other arguments."""
+
+    def step(weights: Any, *others: Any) -> Any:
+        gradients = jax.grad(loss)(weights, *others)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    return step
+
+
+def spelled_silu(x: jax.Array) -> jax.Array:
+    return x / (1 + jnp.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("act", "dtype"),
+    [(jax.nn.silu, jnp.float32), (jax.nn.gelu, jnp.bfloat16), (spelled_silu, jnp.bfloat16)],
+)
+def test_gates_in_training(act: Callable[..., Any], dtype: Any) -> None:
+    """XLA multiplies both weights of a gate at once; no kernel stores the parts of an operand twice."""
+    rows, width, layers = 4096, 512, 3
+
+    def loss(weights: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        x = x.astype(dtype)
+        for gate, up, down in weights:
+            wide = x.astype(jnp.float32)
+            scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+            inner = (wide * scale).astype(dtype)
+            inner = act(inner @ gate.astype(dtype)) * (inner @ up.astype(dtype))
+            x = x + inner @ down.astype(dtype)
+        return jnp.square(x - y).astype(jnp.float32).mean()
+
+    weights = [arrays((width, 4 * width), (width, 4 * width), (4 * width, width))] * layers
+    alone, stitched = compare(descend(loss), (0,), weights, *arrays((rows, width), (rows, width)))
+    assert stitched <= GATES * alone
+
+
+@pytest.mark.parametrize("act", [jax.nn.relu, jnp.tanh])
+def test_dropout_in_training(act: Callable[..., Any]) -> None:
+    rows, width = 8192, 1024
+
+    def loss(weights: Any, x: jax.Array, y: jax.Array, key: jax.Array) -> jax.Array:
+        for number, w in enumerate(weights):
+            x = act(x @ w)
+            kept = jax.random.bernoulli(jax.random.fold_in(key, number), 0.9, x.shape)
+            x = jnp.where(kept, x / 0.9, 0)
+        return jnp.square(x - y).mean()
+
+    weights = arrays(*[(width, width)] * 3)
+    given = arrays((rows, width), (rows, width))
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    alone, stitched = compare(descend(loss), (0,), weights, *given, key)
+    assert stitched <= SHARE * alone
+
+
+def test_convolutions_in_training() -> None:
+    """Two convolutions in bf16 with batch norms beside an identity."""
+    width, dtype = 64, jnp.bfloat16
+
+    def convolve(x: jax.Array, w: jax.Array, gain: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(
+            x, w.astype(dtype), (1, 1), "SAME", dimension_numbers=numbers
+        ).astype(jnp.float32)
+        centred = y - y.mean((0, 1, 2))
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5) * gain
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        x = x.astype(dtype)
+        for w, gain in weights:
+            x = jax.nn.relu(convolve(x, w, gain).astype(dtype) + x)
+        return jnp.square(x).astype(jnp.float32).mean()
+
+    weights = [arrays((3, 3, width, width), (width,))] * 2
+    alone, stitched = compare(descend(loss), (0,), weights, *arrays((16, 28, 28, width)))
+    assert stitched <= SHARE * alone

@@ -1,0 +1,98 @@
+"""Which concatenations XLA computes as it multiplies: astitch leaves them where kernels would store a part twice.
+
+Products that share an operand are one product of a concatenation.  XLA's kernels of products read it from its parts.
+See finished_products.py for what else XLA computes with a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.finished_products import Finished, set_apart
+from astitch.graph.ir import DimensionAttrs, DotAttrs, DType, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import why_not_stitchable
+from astitch.graph.storage import stored_value
+
+TILE = 64
+"""What divides each part along the dimension: a tile of XLA's kernel lies in one part."""
+
+LEAST_BYTES = 64 << 10
+"""Smaller results cost a kernel less than XLA a launch, should it not read the parts."""
+
+JOINED_DTYPES = frozenset({DType.F32, DType.BF16, DType.F16})
+
+
+def find_joined_operands(graph: Graph, left: Collection[str] = ()) -> Finished:
+    """The concatenations that products alone read and of which memory holds a part anyway, once for each product.
+
+    left: ops that XLA computes in any case.
+    """
+    units = [
+        (user, (node.name,), ())
+        for node in graph
+        if _is_joined(graph, node, left)
+        for user in graph.users[node.name]
+    ]
+    return set_apart(graph, units) if units else Finished(graph, {})
+
+
+def _is_joined(graph: Graph, node: Node, left: Collection[str]) -> bool:
+    users = graph.users[node.name]
+    if not isinstance(node.attrs, DimensionAttrs) or not users:
+        return False
+    if node.name in left or node.name in graph.outputs:
+        return False
+    if not all(_reads_in_parts(graph, graph[user], node) for user in users):
+        return False
+    return any(_is_kept(graph, part, node.name, left) for part in node.operands)
+
+
+def _reads_in_parts(graph: Graph, product: Node, joined: Node) -> bool:
+    """May XLA's kernel of a product read a concatenation from its parts?
+
+    They lie along the only dimension of the operand that is free.
+    """
+    attrs, joint, array = product.attrs, joined.attrs, array_of(joined)
+    if not isinstance(attrs, DotAttrs) or not isinstance(joint, DimensionAttrs):
+        return False
+    if attrs.algorithm or any(p != "DEFAULT" for p in attrs.precision):
+        return False
+    if array.dtype not in JOINED_DTYPES or array.bytes < LEAST_BYTES:
+        return False
+    first, second = product.operands
+    if first == second:
+        return False
+    taken = {*attrs.lhs_contracting, *attrs.lhs_batch}
+    if second == joined.name:
+        taken = {*attrs.rhs_contracting, *attrs.rhs_batch}
+    if {*range(array.rank)} - taken != {joint.dimension}:
+        return False
+    widths = [array_of(graph[part]).shape[joint.dimension] for part in joined.operands]
+    return all(width % TILE == 0 for width in widths)
+
+
+def _is_kept(graph: Graph, part: str, joined: str, left: Collection[str]) -> bool:
+    """Does memory hold a part for another reader, or because no kernel computes it?"""
+    if is_embedded(graph, part):
+        return False
+
+    def is_stitched(name: str) -> bool:
+        is_source = OPS[graph[name].op].kind is Kind.SOURCE
+        return not (is_source or name in left or why_not_stitchable(graph, graph[name]))
+
+    base = stored_value(graph, part)
+    if not is_stitched(base):
+        return True
+    waiting = [base]
+    while waiting:
+        name = waiting.pop()
+        if name in graph.outputs:
+            return True
+        for user in graph.users[name]:
+            if OPS[graph[user].op].is_view:
+                waiting.append(user)
+            elif user != joined and not is_stitched(user):
+                return True
+    return False
