@@ -510,6 +510,10 @@ Tree: TypeAlias = "tuple[Tree, ...] | None"
 """How an HLO value is made of arrays: None is one array, a tuple is a tuple."""
 
 
+IN_HOST = "its value lies in the host's memory"
+"""The reason of an OpaqueAttrs that moves a value from or to the host's memory, or reads one there."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpaqueAttrs:
     """An instruction of HLO's that astitch hands on to XLA as it is (hlo/opaque.py).

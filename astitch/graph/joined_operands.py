@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.finished_products import Finished, set_apart
-from astitch.graph.ir import DimensionAttrs, DotAttrs, DType, Graph, Node
+from astitch.graph.ir import IN_HOST, DimensionAttrs, DotAttrs, DType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
@@ -46,6 +46,8 @@ def _is_joined(graph: Graph, node: Node, left: Collection[str]) -> bool:
         return False
     if not all(_reads_in_parts(graph, graph[user], node) for user in users):
         return False
+    if any(_comes_from_host(graph, part) for part in node.operands):
+        return False
     return any(_is_kept(graph, part, node.name, left) for part in node.operands)
 
 
@@ -71,6 +73,16 @@ def _reads_in_parts(graph: Graph, product: Node, joined: Node) -> bool:
         return False
     widths = [array_of(graph[part]).shape[joint.dimension] for part in joined.operands]
     return all(width % TILE == 0 for width in widths)
+
+
+def _comes_from_host(graph: Graph, part: str) -> bool:
+    """Is it a value that was kept in the host's memory?
+
+    With such a part left to XLA, it has planned three arrays of the host's memory for four layers' values where two
+    are enough.
+    """
+    attrs = graph[stored_value(graph, part)].attrs
+    return isinstance(attrs, OpaqueAttrs) and attrs.reason == IN_HOST
 
 
 def _is_kept(graph: Graph, part: str, joined: str, left: Collection[str]) -> bool:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from astitch.graph.ir import IN_HOST
 from astitch.hlo.shapes import shape_leaves
 
 TO_HOST, TO_DEVICE = b"MoveToHost", b"MoveToDevice"
 
 PLACED = b"annotate_device_placement"
 """What JAX writes; XLA makes one of the two above of it, mostly before the hook."""
-
-IN_HOST = "its value lies in the host's memory"
 
 InstructionKey = tuple[int, int]
 """The ids of a computation and of an instruction in it."""

@@ -16,6 +16,7 @@ from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
 from astitch.graph.ir import (
+    IN_HOST,
     ArrayType,
     AttentionAttrs,
     CustomCallAttrs,
@@ -25,7 +26,6 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.hlo.host_memory import IN_HOST
 from astitch.loops.analysis import count_turns
 from astitch.program.steps import FallbackStep, OutsideOp, ReferenceStep
 from astitch.system.forks import ForkLock

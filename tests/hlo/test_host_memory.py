@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from astitch.hlo.host_memory import IN_HOST, find_host_memory
+from astitch.graph.ir import IN_HOST
+from astitch.hlo.host_memory import find_host_memory
 from astitch.hlo.schema import HloModuleProto
 from tests.hlo_runner import parse_hlo_text
 
