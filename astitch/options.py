@@ -17,7 +17,7 @@ NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
     "ASTITCH_CHECK": "1: after astitch.enable() XLA's own version of each program runs beside the stitched one",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
-    "ASTITCH_DETERMINISTIC": "0: inside XLA scatters whose updates meet add them in any order, which is faster",
+    "ASTITCH_DETERMINISTIC": "1, 0: sums of scatters and attention's gradient inside XLA have a fixed order, or any",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
@@ -61,7 +61,10 @@ def debug_level() -> int:
 
 
 def deterministic() -> bool | None:
-    """Whether scatters inside XLA add in a fixed order; None where nobody says.  Raises InvalidOption."""
+    """Whether scatters and gradients of attention inside XLA add in a fixed order; None where nobody says.
+
+    Raises InvalidOption.
+    """
     given = _read("ASTITCH_DETERMINISTIC")
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_DETERMINISTIC", given)

@@ -34,7 +34,7 @@ def stitch_for_emulation(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Graph:
         planned = {plan.kernel.name: plan.kernel for plan in compilation.plans}
         kernels = prepare_kernels(compilation, *rest)
         return {
-            name: with_text(planned[name], kernel.in_place)
+            name: with_text(planned[name], kernel.in_place, kernel.slices)
             if isinstance(kernel, XlaKernel)
             else kernel
             for name, kernel in kernels.items()

@@ -11,11 +11,7 @@ import numpy as np
 
 from astitch.attention.find import AMPERE, Attention, Search
 from astitch.attention.layout import POSITIONS_FIRST, Classes
-from astitch.attention.operands import (
-    FEATURES,
-    Tensor,
-    find_repeated,
-)
+from astitch.attention.operands import FEATURES, Tensor, find_repeated
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions
 from astitch.attention.softmax import Softmax

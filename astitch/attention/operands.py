@@ -12,14 +12,7 @@ from math import prod
 
 from astitch.attention.indices import varying_dimensions
 from astitch.attention.rows import Label, NotARow, Parts, RowFunctions, Source
-from astitch.graph.ir import (
-    BroadcastAttrs,
-    DotAttrs,
-    DType,
-    Graph,
-    Node,
-    TransposeAttrs,
-)
+from astitch.graph.ir import BroadcastAttrs, DotAttrs, DType, Graph, Node, TransposeAttrs
 from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
 

@@ -25,7 +25,7 @@ class Result:
 def find_results(rows: RowFunctions, reader: Reader, over: Label = ()) -> tuple[Result, ...]:
     """The nodes that give what a product gives, added up over these parts and over no others.
 
-    The first is the product itself, or the sum; each of the others is all that is read of the one before.  None where
+    The first is the product itself, or the sum; each of the others is all that is read of the one before.  Empty where
     something else than such a sum is read of the product.
     """
     graph, parts = rows.graph, rows.parts

@@ -39,10 +39,12 @@ def sort_nodes(
     pending = [*reversed(wanted)]
     while pending:
         name = pending[-1]
-        missing = [] if name in found else [o for o in nodes[name].operands if o not in found]
-        if not missing:
-            found.setdefault(name, nodes.get(name) or first[name])
+        if name in found:
             pending.pop()
+            continue
+        missing = [o for o in nodes[name].operands if o not in found]
+        if not missing:
+            found[name] = nodes[name]
             continue
         if name in opened:
             raise IllegalProduct(f"%{name} is computed from itself")

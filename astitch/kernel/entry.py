@@ -137,6 +137,7 @@ def _cut_slices(entry: Entry, abi: LaunchAbi, pointers: list[Pointer]) -> Iterat
     if abi.slices and entry.many:
         raise IllegalProduct(f"kernel {entry.name}: no parameter of a table can be a slice")
     for cut in abi.slices:
+        _require_parameter(entry, cut.parameter, "is a slice")
         part = pointers[cut.parameter]
         whole = replace(part, name=f"{part.name}_whole", restrict=False)
         pointers[cut.parameter] = whole
@@ -150,15 +151,19 @@ def _cut_slices(entry: Entry, abi: LaunchAbi, pointers: list[Pointer]) -> Iterat
         yield f"  {part.type} const {part.name} = {whole.name} + ({' + '.join(offsets)});"
 
 
+def _require_parameter(entry: Entry, number: int, what: str) -> None:
+    count = len(entry.pointers)
+    if number >= count:
+        raise IllegalProduct(
+            f"kernel {entry.name}: parameter {number} {what}, but the kernel has {count}"
+        )
+
+
 def _share_memory(entry: Entry, abi: LaunchAbi) -> list[Pointer]:
     """The pointers, without `__restrict__` where the ABI lets them share memory."""
     pointers = list(entry.pointers)
     for number in abi.aliased:
-        if number >= len(pointers):
-            raise IllegalProduct(
-                f"kernel {entry.name}: parameter {number} may share memory, "
-                f"but the kernel has {len(pointers)}"
-            )
+        _require_parameter(entry, number, "may share memory")
         pointers[number] = replace(pointers[number], restrict=False)
     return pointers
 

@@ -416,7 +416,7 @@ def cover_as_xla(
     try:
         start = Partition(0.0, graph_of_parts(parts, scope, gpu)[0])
     except CircularPatterns:
-        return []  # a vertex here holds ops that XLA has in several fusions
+        return []  # XLA reads through a reshape of an input; here the part that has it gives it to the others
     joined, _ = _join_in_rounds(start, gpu, penalty, XLA_WIDTH)
     for partition in joined:
         if 1 < len(partition.fusion) < len(start.fusion):

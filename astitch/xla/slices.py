@@ -31,16 +31,19 @@ _STARTS = (DType.S32, DType.U32, DType.S64, DType.U64)
 class SliceWrite:
     """A result of a kernel that is a slice of a larger array.
 
-    written: its number among the kernel's parameters.  buffer: where it would be.  update: the op that it makes
-    superfluous.  whole: what that updates.  starts: the values that say where the slice is.  slice: for the kernel.
+    update: the op that it makes superfluous.  whole: what that updates.  starts: the values that say where the slice
+    is, the outer dimension first.  slice: what the kernel's entry makes of them.
     """
 
-    written: int
-    buffer: str
     update: str
     whole: str
     starts: tuple[str, ...]
     slice: Slice
+
+    @property
+    def written(self) -> int:
+        """The result's number among the kernel's parameters."""
+        return self.slice.parameter
 
 
 def find_slices(compilation: Compilation) -> dict[str, list[SliceWrite]]:
@@ -74,7 +77,7 @@ def find_slices(compilation: Compilation) -> dict[str, list[SliceWrite]]:
         if not aligned and not _takes_elements(kernels[kernel], number):
             continue
         found.setdefault(kernel, []).append(
-            SliceWrite(number, buffer, node.name, node.operands[0], names, Slice(number, places))
+            SliceWrite(node.name, node.operands[0], names, Slice(number, places))
         )
     return found
 

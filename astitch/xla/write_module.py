@@ -37,7 +37,6 @@ from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.show.compilation import Compilation
 from astitch.xla.order_meetings import order_steps
 from astitch.xla.prepare_kernels import Kernels, LoopCall, XlaKernel
-from astitch.xla.slices import SliceWrite
 from astitch.xla.stitch_loops import read_fallback
 from astitch.xla.stitch_regions import stitched_regions
 
@@ -202,7 +201,8 @@ class _ModuleWriter:
         results = [(i, wholes.get(i, view.type)) for i, view in written]
         for i, cut in cuts.items():
             aliases = (*aliases, (indices.index(i), len(operands)))
-            operands += [(self.told.compute(name), t) for name, t in self.list_operands(cut)]
+            given = (cut.whole, *cut.starts)
+            operands += [(self.told.compute(n), self.graph[n].array) for n in given]
         origin = self.find_origin(kernel.name)
         names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases, origin)
         for (i, view), name in zip(written, names, strict=False):
@@ -210,10 +210,6 @@ class _ModuleWriter:
                 self.slices[view.buffer] = name
             else:
                 self.write(view.buffer, name, view.type)
-
-    def list_operands(self, cut: SliceWrite) -> list[tuple[str, ArrayType]]:
-        """What a kernel takes for a result that is a slice: the array, and where the slice starts."""
-        return [(name, self.graph[name].array) for name in (cut.whole, *cut.starts)]
 
     def find_origin(self, kernel: str) -> Node | None:
         """The last op of a stitch op of which the user's program is known."""

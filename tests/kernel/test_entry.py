@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from astitch.errors import IllegalProduct
-from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
+from astitch.kernel.entry import (
+    CUPY,
+    Entry,
+    LaunchAbi,
+    Pointer,
+    Slice,
+    SliceStart,
+    render_entry,
+)
 
 XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
 POINTERS = Pointer("const float", "x", restrict=True), Pointer("float", "y", restrict=True)
@@ -77,3 +85,27 @@ def test_parameters_that_share_memory_are_not_restrict() -> None:
     assert found == [HEAD, "    const float* __restrict__ x,", "    float* y) {"]
     with pytest.raises(IllegalProduct, match="kernel k: parameter 2 may share memory"):
         list(render_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({2}))))
+
+
+def test_a_slice_is_a_pointer_into_the_array() -> None:
+    cut = Slice(1, (SliceStart("int", 3, 64), SliceStart("unsigned int", 7, 8)))
+    found = list(render_entry(Entry("k", "32", POINTERS), LaunchAbi(slices=(cut,))))
+    assert found == [
+        HEAD,
+        "    const float* __restrict__ x,",
+        "    float* y_whole,",
+        "    const float* y_before,",
+        "    const int* y_start_0,",
+        "    const unsigned int* y_start_1) {",
+        "  float* __restrict__ const y = y_whole + ((long long)hlo_clamp((int)0, *y_start_0, (int)3) * 64"
+        " + (long long)hlo_clamp((unsigned int)0, *y_start_1, (unsigned int)7) * 8);",
+    ]
+
+
+def test_slices_of_parameters_that_are_not_there_are_refused() -> None:
+    for entry, number, said in (
+        (Entry("k", "32", POINTERS), 2, "kernel k: parameter 2 is a slice"),
+        (Entry("k", "32", POINTERS, many=True), 1, "no parameter of a table can be a slice"),
+    ):
+        with pytest.raises(IllegalProduct, match=said):
+            list(render_entry(entry, LaunchAbi(slices=(Slice(number, ()),))))

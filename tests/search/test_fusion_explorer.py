@@ -23,8 +23,10 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.search.fusion_explorer import (
+    Cover,
     Exploration,
     Search,
+    cover_as_xla,
     estimate_penalty,
     explore,
     explore_scope,
@@ -33,6 +35,7 @@ from astitch.search.fusion_explorer import (
 )
 from astitch.search.patterns import (
     MOST_REPEATED,
+    CircularPatterns,
     FusionGraph,
     Pattern,
     Penalty,
@@ -44,6 +47,7 @@ from astitch.search.patterns import (
     repeated_ops,
 )
 from astitch.search.plan import Plan, plan_scope
+from astitch.search.xla_fusions import Proposal
 from astitch.stitch_scope import Scope, Scopes
 from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
@@ -216,8 +220,25 @@ def test_contracting_a_circle_is_refused() -> None:
     fusion = fusion_of(g.build(b, d))
     a, b_, c, d_ = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")
     crossed = [join_patterns(fusion, a, d_), join_patterns(fusion, b_, c)]
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(CircularPatterns, match="circle"):
         contract(fusion, [p for p in crossed if p])
+
+
+def test_fusions_that_would_wait_for_each_other_give_no_cover() -> None:
+    """The same as XLA's fusions, beside those in an order in which they can run."""
+    g = GraphBuilder()
+    x = g.parameter(ROW)
+    b = g.same("tanh", g.same("negate", x, name="a"), name="b")
+    d = g.same("tanh", g.same("abs", x, name="c"), name="d")
+    graph = g.build(b, d)
+    scope, fusion = only_scope(graph), fusion_of(graph)
+
+    def cover(*groups: str) -> list[Cover]:
+        sets = (sum(1 << vertex(fusion, name) for name in group) for group in groups)
+        return cover_as_xla(graph, scope, H100, free, fusion, Proposal(tuple(sets), 0.0))
+
+    assert cover("ad", "bc") == []
+    assert cover("ab", "cd")[0] == [["a", "b"], ["c", "d"]]
 
 
 # ---- candidates

@@ -219,8 +219,8 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
 def test_inside_xla_a_refused_text_costs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     works = prepare_kernels.emit_for_xla
 
-    def misspell(kernel: Any, in_place: Any = ()) -> str:
-        text = works(kernel, in_place)
+    def misspell(kernel: Any, *given: Any) -> str:
+        text = works(kernel, *given)
         return text.replace("{", "{ bug;", 1) if kernel.name == "stitch_1" else text
 
     monkeypatch.setattr(prepare_kernels, "emit_for_xla", misspell)

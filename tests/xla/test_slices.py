@@ -143,18 +143,20 @@ def read_besides(x: Any, w: Any) -> Any:
 NOT_TAKEN = (in_pieces, handed_on_too, where_data_say, read_besides)
 
 
-def stitch(fn: Callable[..., Any], arguments: list[np.ndarray]) -> tuple[Graph, int]:
-    """(the module's graph, how many slices its kernels write)."""
+def stitch(
+    fn: Callable[..., Any], arguments: list[np.ndarray], *, cuts: bool = True
+) -> tuple[Graph, int]:
+    """(the module's graph, how many slices its kernels write).  cuts: may they write any?"""
     slices = 0
 
     def prepare(body: Any, loop: bool, left: Any) -> Any:
         nonlocal slices
-        found = find_slices(body) if loop else {}
+        found = find_slices(body) if loop and cuts else {}
         kernels = dict(as_text(body))
         for plan in body.plans:
-            cuts = found.get(plan.kernel.name, ())
-            kernels[plan.kernel.name] = with_text(plan.kernel, (), cuts)
-            slices += len(cuts)
+            own = found.get(plan.kernel.name, ())
+            kernels[plan.kernel.name] = with_text(plan.kernel, (), own)
+            slices += len(own)
         return kernels
 
     whole = stitch_bodies(compile_graph(import_hlo(lower(fn, *arguments)), few_sms(4)))
@@ -186,6 +188,9 @@ def test_slices_are_written_by_kernels(name: str, dtype: Any) -> None:
     graph, slices = stitch(fn, arguments)
     assert slices >= least
     check(fn, arguments, graph)
+    apart, _ = stitch(fn, arguments, cuts=False)
+    for one, other in zip(run_graph(graph, arguments), run_graph(apart, arguments), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("fn", NOT_TAKEN)
@@ -205,7 +210,8 @@ def test_a_slice_that_is_not_aligned_is_written_by_elements() -> None:
 
         return lax.scan(turn, x, None, length=5)
 
-    graph, _ = stitch(fn, [X, W])
+    graph, slices = stitch(fn, [X, W])
+    assert slices == 2
     check(fn, [X, W], graph)
 
 
