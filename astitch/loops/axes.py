@@ -27,6 +27,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.loops.analysis import Carried, Loop, LoopRefusal, Stack
+from astitch.loops.flatten import can_flatten, flatten_loop
 
 
 class Axis(enum.Enum):
@@ -99,6 +100,20 @@ def find_axes(loop: Loop, used: Collection[int]) -> Axes | LoopRefusal:
         return _Classes(loop, used).resolve()
     except _Refused as refused:
         return LoopRefusal(loop.node.name, str(refused))
+
+
+def join_dimensions(loop: Loop, used: Collection[int]) -> Loop:
+    """A loop without products, with dimensions as one that all its values have side by side; else the same loop."""
+    classes = _Classes(loop, used)
+    try:
+        classes.visit_all()
+    except _Refused:
+        return loop
+    if classes.products or not all(can_flatten(loop.body[name]) for name in classes.live):
+        return loop
+    apart = [key for key, marks in classes.marks.items() if marks]
+    flat = flatten_loop(loop, classes.live, classes.find, classes.list_open, apart)
+    return loop if flat is None else flat
 
 
 def find_live(loop: Loop, used: Collection[int]) -> frozenset[str]:
@@ -193,15 +208,9 @@ class _Classes:
 
     def resolve(self) -> Axes:
         body = self.body
-        for node in body:
-            if node.name in self.live and node.name not in self.loop.integers:
-                self.visit(node)
-        for parameter, role in zip(body.parameters, self.loop.roles, strict=True):
-            if isinstance(role, Carried) and parameter in self.live:
-                for d in range(body[parameter].array.rank):
-                    self.join((parameter, d), (role.value, d))
+        self.visit_all()
         if not self.products and not self.shifts:
-            raise _Refused("it has no product by a matrix that no turn changes")
+            self.mark_places()
         of: dict[str, tuple[Axis, ...]] = {}
         self.spread_marks()
         for node in body:
@@ -236,6 +245,45 @@ class _Classes:
             raise _Refused("no product has columns of its own")
         return Axes(rows, max(units, 1), small, of, self.products, self.live)
 
+    def visit_all(self) -> None:
+        """Joins the dimensions that ops and the next turn have in common."""
+        body = self.body
+        for node in body:
+            if node.name in self.live and node.name not in self.loop.integers:
+                self.visit(node)
+        for parameter, role in zip(body.parameters, self.loop.roles, strict=True):
+            if isinstance(role, Carried) and parameter in self.live:
+                for d in range(body[parameter].array.rank):
+                    self.join((parameter, d), (role.value, d))
+
+    def mark_places(self) -> None:
+        """Marks the dimensions of a loop without products, whose elements never meet: the last ones hold columns."""
+        single: list[tuple[str, int]] = []
+        for node in self.body:
+            if node.name not in self.live:
+                continue
+            open_ = self.list_open(node)
+            if len(open_) > 2:
+                raise _Refused(
+                    f"%{node.name} has {len(open_)} dimensions, and nothing is multiplied"
+                )
+            if len(open_) == 2:
+                for d, axis in zip(open_, (Axis.ROW, Axis.COLUMN), strict=True):
+                    self.mark(node.name, d, axis)
+            single += [(node.name, d) for d in open_]
+        self.spread_marks()
+        for name, d in single:
+            if not self.marks.get(self.find((name, d))):
+                self.mark(name, d, Axis.COLUMN)
+
+    def list_open(self, node: Node) -> list[int]:
+        """The dimensions of more than one element, except those along which turns read or write."""
+        return [
+            d
+            for d, extent in enumerate(node.shape)
+            if extent > 1 and not self.is_stack_dimension(node.name, d)
+        ]
+
     def spread_marks(self) -> None:
         """Marks the unmarked dimensions: beside rows there are columns, beside columns rows."""
         changed = True
@@ -245,12 +293,7 @@ class _Classes:
                 name = node.name
                 if name not in self.live or name in self.matrices:
                     continue
-                shape = node.shape
-                open_ = [
-                    d
-                    for d, extent in enumerate(shape)
-                    if extent > 1 and not self.is_stack_dimension(name, d)
-                ]
+                open_ = self.list_open(node)
                 if len(open_) != 2:
                     continue
                 for d, beside in (open_, open_[::-1]):

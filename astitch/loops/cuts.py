@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
-from astitch.loops.analysis import Loop
+from astitch.graph.ir import ArrayType
+from astitch.loops.analysis import Carried, Loop, Role, Stack
 from astitch.loops.axes import Axes, Form
 from astitch.loops.schedule import Multiply, Steps
 
@@ -21,6 +22,12 @@ MAX_ROWS = 16
 """Rows of a group: each takes registers for its sums."""
 
 MANY_STAGES = 3
+
+ELEMENTWISE_BLOCKS = (32, 64, 128, 256)
+"""Threads of a block of a loop whose elements never meet: few, so that small arrays are on many SMs."""
+
+ELEMENTWISE_REGISTERS = 24
+"""Registers of a thread of such a loop besides what it reads and computes."""
 
 MAX_CROSSING = 64
 """Elements of the matrices between units and small columns that a thread keeps in registers."""
@@ -71,6 +78,10 @@ class Cut:
     @property
     def grid(self) -> int:
         return self.members * self.groups
+
+    def exchanges(self, steps: Steps) -> bool:
+        """Do blocks of a group tell each other something?"""
+        return self.members > 1 and bool(steps.moved or steps.crossings)
 
     @property
     def owned(self) -> int:
@@ -198,11 +209,35 @@ def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
 
 
 def project_xla(loop: Loop, products: int, gpu: Gpu) -> float:
-    """Microseconds of XLA's loop: its kernels are so short that the clock decides."""
-    return loop.trips * (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
+    """Microseconds of XLA's loop.  Kernels of products are so short that the clock decides; a turn without any also
+    reads and writes its state, which may be large."""
+    turn_us = (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
+    if not products:
+        state = sum(2 * t.bytes for t, r in _list_roles(loop) if isinstance(r, Carried))
+        turn_us += state / (gpu.l2_gbs * 1e3) + _stacked_us(loop, gpu)
+    return loop.trips * turn_us
+
+
+def _list_roles(loop: Loop) -> Iterator[tuple[ArrayType, Role]]:
+    return zip(loop.types, loop.roles, strict=True)
+
+
+def _stacked_us(loop: Loop, gpu: Gpu) -> float:
+    """Microseconds to read and write the slices of stacks of one turn."""
+    body = loop.body
+    written = (body[role.value].array for role in loop.roles if isinstance(role, Stack))
+    arrays = [body[name].array for name in loop.slices] + list(written)
+    return sum(array.bytes for array in arrays) / (gpu.bandwidth_gbs * 1e3)
 
 
 def list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
+    if not axes.products and axes.small == 1:
+        for block in ELEMENTWISE_BLOCKS:
+            members = -(-axes.units // block)
+            for rows in (1, 2, 4):
+                if rows < 2 * axes.rows:
+                    yield Cut(members, rows, 1, 1, -(-axes.rows // rows), axes.units)
+        return
     if not axes.products:
         for rows in (1, 2, 4):
             cut = Cut(1, rows, 1, 1, -(-axes.rows // rows), axes.units, axes.small)
@@ -223,6 +258,11 @@ def list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
                         yield cut
 
 
+def meets(steps: Steps, cut: Cut) -> bool:
+    """Do elements of different pairs meet in a turn?"""
+    return bool(steps.products or steps.crossings or cut.small > 1)
+
+
 @functools.cache
 def _count_registers(gpu: Gpu, block: int, resident: int) -> int:
     return min(gpu.max_registers(block, resident), 255)
@@ -241,10 +281,15 @@ def try_cut(
     most, block = max(columns, default=1), cut.block
     if most * cut.rows > 64 or cut.small_width > block:
         return None
-    if cut.members > 1 and cut.grid > gpu.sms:
+    if cut.exchanges(steps) and cut.grid > gpu.sms:
         return None
     turns_held = 2 if steps.prefetches_stacks else 1
-    other = OTHER_REGISTERS + cut.owned * (turns_held * steps.loaded + 8) + cut.rows * (most + 4)
+    meeting = meets(steps, cut)
+    other = (
+        (OTHER_REGISTERS if meeting else ELEMENTWISE_REGISTERS)
+        + cut.owned * (turns_held * steps.loaded + 8)
+        + cut.rows * (most + 4)
+    )
     if cut.small > 1:
         crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
         if crossing > MAX_CROSSING:
@@ -254,7 +299,7 @@ def try_cut(
         return None
     fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
     found: list[Share] = []
-    for resident in (1, 2):
+    for resident in (1, 2) if meeting else (1, 2, 4, 8, 16):
         registers = _count_registers(gpu, block, resident)
         room = min(registers - other, MATRIX_REGISTERS)
         if room < 0:
@@ -310,5 +355,10 @@ def _project(
         for moved in steps.moved:
             words = len(moved.parts) * cut.rows * cut.units / cut.block
             turn_us += 0.25 + 0.075 * words + 0.001 * cut.members
+    if not meets(steps, cut):
+        # Nothing but the next turn's slices is waited for; blocks of an SM wait at the same time.
+        if steps.stacked:
+            turn_us = max(turn_us, gpu.dram_latency_ns / 1e3)
+        turn_us = max(turn_us, _stacked_us(loop, gpu) / waves)
     loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
     return gpu.launch_us + START_US + waves * (loop.trips * turn_us + loaded / 40e3)

@@ -19,13 +19,17 @@ from astitch.graph.ir import (
     DotAttrs,
     Graph,
     Node,
+    ParameterAttrs,
     SliceAttrs,
 )
 from astitch.graph.ops import OPS, monoid_of
-from astitch.loops.analysis import Carried, Loop, Stack, analyse_loop
+from astitch.loops.analysis import Carried, Loop, LoopState, Stack, analyse_loop
 from astitch.loops.over_turns import NotOverTurns, OverTurns
 from astitch.loops.rewrite import LoopRewrite
 from astitch.rewrite.barriers import Opened, find_behind, open_barriers
+
+MOST_NEW_BYTES = 1 << 20
+"""The largest stack that a loop without products writes so that a sum may leave it: XLA writes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,12 @@ class _Hoister:
         self.values = OverTurns(self.made, recomputed)
         self.moved: list[str] = []
         self.written: dict[str, str] = {}
+        self.multiplies = any(isinstance(node.attrs, DotAttrs) for node in self.old)
 
     def hoist(self) -> Hoisted | None:
         """The graph with a loop that does less; None where nothing can leave it."""
         self.hoist_products()
+        self.widen_sums()
         self.hoist_sums()
         self.hoist_stacks()
         if not self.moved:
@@ -167,6 +173,86 @@ class _Hoister:
             )
         return total
 
+    # ---- sums element by element -----------------------------------------------------------------------------------
+
+    def widen_sums(self) -> None:
+        """acc' = acc + sum(x) + sum(y): the loop adds up x + y element by element, and their sum is made after it.
+
+        Only where nothing is multiplied: a thread has its elements' totals in registers, and no element meets another.
+        """
+        if self.multiplies:
+            return
+        for number, (role, state) in enumerate(
+            zip(self.loop.roles, list(self.made.states), strict=True)
+        ):
+            if not isinstance(role, Carried):
+                continue
+            sums = self.find_sums(state.parameter, role.value)
+            if not sums:
+                continue
+            terms = [self.old[node.operands[0]] for node in sums]
+            type_ = terms[0].array
+            total = self.made.fresh(f"{state.output}.wide")
+            self.made.body = {
+                total: Node(total, "parameter", type_, attrs=ParameterAttrs(0)),
+                **self.made.body,
+            }
+            output = total
+            for term in terms:
+                added = Node("", "add", type_, (output, term.name))
+                output = self.made.add(self.made.body, f"{total}.sum", added)
+            start = self.made.broadcast_number(self.made.before, type_, 0)
+            self.made.states.append(LoopState(total, output, type_, start))
+            whole = self.made.project(len(self.made.states) - 1)
+            zero = self.values.outside(sums[0].operands[1])
+            summed = self.made.add(
+                self.made.after, f"{output}.all", replace(sums[0], operands=(whole, zero))
+            )
+            shaped = Node("", "reshape", state.type, (summed,))
+            summed = self.made.add(self.made.after, f"{output}.shaped", shaped)
+            old = self.node.operands[number]
+            self.made.dropped[number] = self.made.add(
+                self.made.after,
+                f"{state.output}.all",
+                Node("", "add", state.type, (old, summed)),
+            )
+            self.moved.append(state.output)
+
+    def find_sums(self, parameter: str, value: str) -> list[Node]:
+        """The sums along equal dimensions of equal arrays that a turn adds to a state, and nothing else; none where
+        somebody else reads the state."""
+        sums: list[Node] = []
+        pending, adds, found = [value], 0, False
+        while pending:
+            node = self.old[pending.pop()]
+            if node.name == parameter and not found:
+                found = len(self.old.users[parameter]) == 1
+                continue
+            expected = 1 if node.name == value else 0
+            if self.old.outputs.count(node.name) != expected:
+                return []
+            if OPS[node.op].addend_sign > 0 and (node.dtype.bytes >= 4 or not node.dtype.is_float):
+                if len(self.old.users[node.name]) != 1 - expected:
+                    return []
+                pending += node.operands
+                adds += 1
+                continue
+            while OPS[node.op].keeps_order:
+                node = self.old[node.operands[0]]
+            if not self.is_plain_sum(node):
+                return []
+            sums.append(node)
+        alike = {(self.old[n.operands[0]].array, n.attrs) for n in sums}
+        return sums if found and adds and len(alike) == 1 else []
+
+    def is_plain_sum(self, node: Node) -> bool:
+        """Is a node a sum that starts at zero?"""
+        if not OPS[node.op].is_reduce or len(node.operands) != 2:
+            return False
+        zero = self.old[node.operands[1]].attrs
+        plain = isinstance(zero, ConstantAttrs) and not zero.value.numpy().any()
+        return plain and monoid_of(node.regions[0]) == "add"
+
     # ---- sums after the loop ---------------------------------------------------------------------------------------
 
     def hoist_sums(self) -> None:
@@ -175,6 +261,8 @@ class _Hoister:
             zip(self.loop.roles, list(self.made.states), strict=False)
         ):
             if not isinstance(role, Carried) or self.made.base is None:
+                continue
+            if number in self.made.dropped:
                 continue
             name = state.parameter
             total = self.old[role.value]
@@ -282,13 +370,11 @@ class _Hoister:
                 whole = replace(node, operands=(left, right), attrs=both)
                 return self.made.add(self.made.after, f"{name}.all", whole)
             case DimensionsAttrs(dimensions) if row.is_reduce and len(node.operands) == 2:
-                zero = self.old[node.operands[1]]
-                plain = isinstance(zero.attrs, ConstantAttrs) and not zero.attrs.value.numpy().any()
-                if monoid_of(node.regions[0]) != "add" or not plain:
+                if not self.is_plain_sum(node):
                     raise NotOverTurns
                 stack = self.stack_of(node.operands[0])
                 along = DimensionsAttrs((0, *(d + 1 for d in dimensions)))
-                operands = (stack, self.values.outside(zero.name))
+                operands = (stack, self.values.outside(node.operands[1]))
                 return self.made.add(
                     self.made.after, f"{name}.all", replace(node, operands=operands, attrs=along)
                 )
@@ -317,6 +403,8 @@ class _Hoister:
                         self.made.after, f"{name}.stack", Node("", "reshape", type_, (result,))
                     )
         if name not in self.written:
+            if not self.multiplies and type_.bytes > MOST_NEW_BYTES:
+                raise NotOverTurns
             self.written[name] = self.made.project(self.made.add_stack(name, type_))
         return self.written[name]
 

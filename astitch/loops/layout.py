@@ -16,7 +16,7 @@ class Layout:
 
     def __init__(self, share: Share) -> None:
         self.share, self.steps, self.cut = share, share.steps, share.cut
-        self.exchanges = self.cut.members > 1
+        self.exchanges = self.cut.exchanges(self.steps)
         self.slots, self.weights, self.tiles, self.shared_bytes = self.place_shared()
 
     def place_shared(self) -> tuple[tuple[Slot, ...], list[int], list[tuple[int, int, int]], int]:

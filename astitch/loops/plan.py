@@ -26,7 +26,7 @@ from astitch.loops.analysis import (
     find_starts,
     loop_key,
 )
-from astitch.loops.axes import Axes, find_axes, find_live
+from astitch.loops.axes import Axes, find_axes, find_live, join_dimensions
 from astitch.loops.cuts import Cut, Share, list_cuts, project_xla, try_cut
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
@@ -132,6 +132,7 @@ class LoopPlanner:
                 raise NoPlan(f"it turns {loop.trips} times only")
             if (stack := find_numbered_stack(loop, results)) is not None:
                 raise NoPlan(f"%{stack} makes a stack of numbers that the turn decides")
+            loop = join_dimensions(loop, results)
             parts = split_loop(loop, results)
             plan = self._plan_parts(loop, parts, results)
             if isinstance(plan, LoopPlan) and len(parts) > 1:

@@ -172,7 +172,7 @@ class ShareText:
 
     def access(self, name: str, state: int, place: Place | None) -> Access:
         """Where the elements of a value of the body are in an array of the state."""
-        shape = self.loop.types[state].shape
+        shape = self.body[self.body.parameters[state]].shape
         strides = [1] * len(shape)
         for d in range(len(shape) - 2, -1, -1):
             strides[d] = strides[d + 1] * shape[d + 1]
