@@ -15,6 +15,7 @@ from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, S
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.rewrite.draft import Draft, Log, is_run
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.simplify import find_arranged_rules, rewrite_graph
 
 TILE = 128
@@ -32,7 +33,7 @@ as many parts as XLA cuts (jax 0.11.2). The products have 8 to 4,096 rows, 64 to
 In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 
 MOST_PARTS = 16
-"""A kernel adds no more: a product of so few results is XLA's to cut."""
+"""A kernel adds no more one by one.  A product of so few results is XLA's to cut, unless XLA would pad it."""
 
 ALIGNED = 8
 """Elements that the sums of parts are multiples of: 16 bytes."""
@@ -80,7 +81,22 @@ def _count_parts(graph: Graph, node: Node, sms: int) -> int:
     if min(rows, columns) < LEAST_SIDE:
         return 1
     parts = choose_split_k(rows, columns, depth, sms)
-    return parts if parts <= MOST_PARTS and depth % (parts * ALIGNED) == 0 else 1
+    if depth % (parts * ALIGNED) == 0:
+        return parts if parts <= MOST_PARTS else 1
+    word = 16 // max(lhs.dtype.bytes, rhs.dtype.bytes)
+    return _fit_parts(depth, parts) if depth % (parts * word) else 1
+
+
+def _fit_parts(depth: int, wanted: int) -> int:
+    """Of the numbers of parts that cut a sum evenly the nearest one to `wanted`, within a factor of two; else 1.
+
+    Where none does XLA pads both operands: it copies what a kernel of ours has stored.
+    """
+    words = depth // ALIGNED
+    fitting = [n for n in range(-(-wanted // 2), 2 * wanted + 1) if words % n == 0]
+    if depth % ALIGNED or not fitting:
+        return 1
+    return min(fitting, key=lambda n: max(n / wanted, wanted / n))
 
 
 def _sort_pairs(attrs: DotAttrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -135,14 +151,23 @@ def _put_sum(draft: Draft, dot: Node, parts: int) -> str:
     )
     type_ = ArrayType(DType.F32, (parts, *dot.shape))
     whole = draft.add(dot, "dot", type_, operands, batched)
+    total = _put_total(draft, dot, whole, parts)
+    if dot.dtype is DType.F32:
+        return total
+    return draft.put(replace(dot, op="convert", operands=(total,), attrs=NoAttrs()))
+
+
+def _put_total(draft: Draft, dot: Node, whole: str, parts: int) -> str:
+    """The sum of the parts: in pairs where there are few, else as a reduction."""
+    if parts > MOST_PARTS:
+        return DraftOps(dot, draft).sum(whole, (0,))
     sums = [_put_part(draft, dot, whole, number) for number in range(parts)]
     type_ = ArrayType(DType.F32, dot.shape)
     while len(sums) > 1:
-        pairs = zip(sums[::2], sums[1::2], strict=True)
-        sums = [draft.add(dot, "add", type_, pair) for pair in pairs]
-    if dot.dtype is DType.F32:
-        return sums[0]
-    return draft.put(replace(dot, op="convert", operands=(sums[0],), attrs=NoAttrs()))
+        pairs = zip(sums[::2], sums[1::2], strict=False)
+        last = sums[-1:] if len(sums) % 2 else []
+        sums = [draft.add(dot, "add", type_, pair) for pair in pairs] + last
+    return sums[0]
 
 
 def _cut_operand(

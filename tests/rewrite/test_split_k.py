@@ -77,6 +77,13 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[int, ...]]] = {
     ),
     "two dimensions": (gradient, (normal(4, 128, 64), normal(4, 128, 96)), (16, 64, 96)),
     "heads": (of_heads, (normal(64, 8, 64), normal(8, 64, 96)), (16, 64, 96)),
+    "no power of two": (relu, (normal(64, 600), normal(600, 96)), (15, 64, 96)),
+    "graph": (relu, (normal(128, 6000), normal(6000, 128)), (30, 128, 128)),
+    "graph in bf16": (
+        gradient,
+        (normal(3, 2000, 64, dtype=jnp.bfloat16), normal(3, 2000, 96, dtype=jnp.bfloat16)),
+        (30, 64, 96),
+    ),
     "two readers": (turned, (normal(64, 512), normal(512, 96)), (16, 64, 96)),
 }
 
@@ -131,6 +138,7 @@ X, W = normal(64, 512), normal(512, 96)
         (relu, (normal(64, 36), normal(36, 96))),  # too short
         (relu, (normal(64, 510), normal(510, 96))),  # parts would not begin at whole words
         (relu, (normal(64, 1 << 14), normal(1 << 14, 16))),  # more parts than a kernel adds
+        (relu, (normal(64, 8 * 997), normal(8 * 997, 16))),  # no even parts
     ],
 )
 def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
