@@ -110,6 +110,35 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     return Node(node.name, "select", node.type, (hit, value, x), op_name=node.op_name)
 
 
+def split_rows_of_scatter(node: Node, draft: Draft) -> Node | str | None:
+    """scatter(x, reshape(indices), u) -> scatter(x, indices, reshape(u)), if that can be placed element by element
+
+    So XLA's simplifier writes all scatters: their index vectors in one row.  Which column counts along which of the
+    dimensions that it merged cannot be told any more.
+    """
+    a = node.attrs
+    if not isinstance(a, ScatterAttrs) or len(node.operands) != 3 or a.input_batching_dims:
+        return None
+    merged, updates = draft[node.operands[1]], draft[node.operands[2]]
+    if merged.op != "reshape" or merged.array.rank != 2 or a.index_vector_dim != 1:
+        return None
+    indices = draft[merged.operands[0]]
+    rows = [u for u in range(updates.array.rank) if u not in a.update_window_dims]
+    if indices.array.rank < 2 or indices.shape[-1] != merged.shape[-1] or len(rows) != 1:
+        return None
+    (u,), split = rows, indices.shape[:-1]
+    shape = (*updates.shape[:u], *split, *updates.shape[u + 1 :])
+    more = len(split) - 1
+    attrs = replace(
+        a,
+        index_vector_dim=len(split),
+        update_window_dims=tuple(w + more * (w > u) for w in a.update_window_dims),
+    )
+    spread = draft.add(node, "reshape", ArrayType(updates.dtype, shape), (updates.name,))
+    operands = (node.operands[0], indices.name, spread)
+    return place_scatter_elementwise(replace(node, operands=operands, attrs=attrs), draft)
+
+
 def insert_unit_windows(node: Node, draft: Draft) -> Node | str | None:
     """scatter(x, indices, u) with windows of one element along an indexed dimension -> that dimension is inserted
 
@@ -538,7 +567,7 @@ Rule = Callable[[Node, Draft], Node | str | None]
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "get-tuple-element": (draw_bits, scatter_apart),
-    "scatter": (place_scatter_elementwise, insert_unit_windows),
+    "scatter": (place_scatter_elementwise, split_rows_of_scatter, insert_unit_windows),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
     "select-and-scatter": (add_where_selected,),
 }

@@ -122,6 +122,47 @@ def test_rows_and_columns_of_a_batch() -> None:
     assert_same_bits(run_graph(expanded, arguments), run_graph(graph, arguments))
 
 
+@pytest.mark.parametrize("batch", [(6,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("windows", [True, False])
+def test_index_vectors_in_one_row_are_told_apart(batch: tuple[int, ...], windows: bool) -> None:
+    """As XLA's simplifier writes the gradient of a cross-entropy over logits of several dimensions."""
+    g, rank = GraphBuilder(), len(batch) + 1
+    shape = (*batch, 5)
+    x, labels = g.parameter(ArrayType(DType.F32, shape)), g.parameter(ArrayType(DType.S32, batch))
+    u = g.parameter(ArrayType(DType.F32, (6,) + (1,) * rank if windows else (6,)))
+    columns = ArrayType(DType.S32, (*batch, 1))
+    pieces = [g.iota(columns, d) for d in range(len(batch))]
+    stacked = g.concatenate([*pieces, g.reshape(labels, columns.shape)], dimension=len(batch))
+    every = tuple(range(rank))
+    attrs = ScatterAttrs(
+        tuple(d + 1 for d in every) if windows else (), () if windows else every, every, 1
+    )
+    regions = [combiner("add", DType.F32)]
+    type_ = ArrayType(DType.F32, shape)
+    indices = g.reshape(stacked, (6, rank))
+    graph = g.build(g.op("scatter", type_, x, indices, u, attrs=attrs, regions=regions))
+    expanded = expand_simplified(graph)
+    assert "scatter" not in ops_of(expanded)
+    rng = np.random.default_rng(0)
+    for of_rows in ([0, 4, 3, 3, 2, 1], [-1, 5, 99, -99, 4, 2**31 - 1]):
+        arguments = [
+            rng.standard_normal(shape).astype(np.float32),
+            np.array(of_rows, np.int32).reshape(batch),
+            rng.standard_normal(graph[u].shape).astype(np.float32),
+        ]
+        assert_same_bits(run_graph(expanded, arguments), run_graph(graph, arguments))
+
+
+def test_index_vectors_in_one_row_that_may_meet_stay_a_scatter() -> None:
+    g = GraphBuilder()
+    x, labels, u = g.parameter("f32[4,9]"), g.parameter("s32[2,3,2]"), g.parameter("f32[6]")
+    attrs = ScatterAttrs((), (0, 1), (0, 1), 1)
+    regions = [combiner("add", DType.F32)]
+    indices = g.reshape(labels, (6, 2))
+    graph = g.build(g.op("scatter", "f32[4,9]", x, indices, u, attrs=attrs, regions=regions))
+    assert ops_of(expand_simplified(graph)).count("scatter") == 1
+
+
 def test_narrow_indices_are_compared_in_a_type_that_holds_every_position() -> None:
     graph = scatter_graph((1, 300), "s8", ["label"], "add", "f32")
     expanded = expand_simplified(graph)

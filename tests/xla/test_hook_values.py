@@ -175,12 +175,63 @@ def test_the_gradient_of_a_scan() -> None:
     assert check_values(jax.grad(loss, argnums=(0, 1, 2)), *WIDE).kernels
 
 
+def test_scans_of_element_wise_ops() -> None:
+    """Advantages as reinforcement learning adds them up, and their gradient."""
+
+    def advantages(rewards: Any, ends: Any, last: Any) -> Any:
+        def turn(total: Any, inputs: Any) -> Any:
+            reward, end = inputs
+            total = reward + 0.9 * (1 - end) * total
+            return total, total
+
+        return lax.scan(turn, last, (rewards, ends), reverse=True)[1]
+
+    arguments = normal(8, 3, 20), (normal(8, 3, 20) > 1).astype(np.float32), normal(3, 20)
+    hooked = check_values(advantages, *arguments)
+    assert hooked.kernels and not any(node.op == "while" for node in hooked.graph)
+    hooked = check_values(jax.grad(lambda r, *a: (advantages(r, *a) ** 2).sum()), *arguments)
+    assert not any(node.op == "while" for node in hooked.graph)
+
+
 def test_a_decoder_that_is_one_kernel() -> None:
     given = normal(16, 16) * 0.3, normal(2, 8, 16), normal(4, 2, 16)
     check_values(decode_with_attention, *given)
 
 
 # ---- donation ----------------------------------------------------------------------------------------------------
+
+
+def pick_by_rows(z: Any, labels: Any) -> Any:
+    rows, columns = (jnp.arange(n) for n in labels.shape)
+    return jax.nn.log_softmax(z)[rows[:, None], columns, labels]
+
+
+def pick_along(z: Any, labels: Any) -> Any:
+    logits = z.astype(jnp.float32)
+    at = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    return at - jax.nn.logsumexp(logits, -1)
+
+
+def pick_in_one_row(z: Any, labels: Any) -> Any:
+    flat = jax.nn.log_softmax(z.reshape(-1, z.shape[-1]))
+    return flat[jnp.arange(labels.size), labels.reshape(-1)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("pick", [pick_by_rows, pick_along, pick_in_one_row])
+def test_the_gradient_of_a_cross_entropy_is_one_kernel(
+    pick: Callable[..., Any], dtype: Any
+) -> None:
+    """XLA writes the labels' part of the gradient as a scatter, its index vectors in one row."""
+    labels = np.arange(24, dtype=np.int32).reshape(4, 6) % 40
+    hooked = check_values(
+        jax.grad(lambda z, labels: -pick(z, labels).mean()),
+        normal(4, 6, 40).astype(dtype),
+        labels,
+        coarsest=np.dtype(dtype).name,
+    )
+    assert hooked.kernels == 1
+    assert not any(node.op == "scatter" for node in hooked.graph)
 
 
 def momentum(p: Any, m: Any, g: Any) -> Any:
