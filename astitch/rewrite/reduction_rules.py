@@ -16,7 +16,7 @@ from astitch.graph.ir import (
     Node,
     TransposeAttrs,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, Kind
 from astitch.rewrite.draft import Draft, ascends, become, is_run
 
 
@@ -72,6 +72,72 @@ def absorb_transpose_into_reduce(node: Node, draft: Draft) -> Node | str | None:
     if not (ascends(reduced) and ascends(kept)):
         return None
     operands = (inner.operands[0], node.operands[1])
+    return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
+
+
+MUCH_SMALLER = 8
+"""What is repeated at least so often may be read in any order."""
+
+MOST_FLOPS = 32
+"""Operations for an element that take as long as to write and read it, four bytes each way."""
+
+
+def sum_below_transposes(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(f(transpose(x, p), broadcast(y), ..), e, d) -> reduce(f(x, broadcast(y'), ..), e, p∘d), element-wise f
+
+    under the condition of absorb_transpose_into_reduce.  y is much smaller than x, and f cheap: others may still read
+    it as it was.  So sums over rows of a transposed array read the array along its own rows.
+    """
+    assert isinstance(node.attrs, DimensionsAttrs)
+    if len(node.operands) != 2 or draft[node.operands[0]].op == "transpose":
+        return None
+    below: dict[str, None] = {}
+    permutations: set[tuple[int, ...]] = set()
+    pending, flops = [node.operands[0]], 0
+    while pending:
+        inner = draft[pending.pop()]
+        if inner.name in below or not isinstance(inner.type, ArrayType) or not inner.array.rank:
+            continue
+        below[inner.name] = None
+        row = OPS.get(inner.op)
+        if isinstance(inner.attrs, TransposeAttrs):
+            permutations.add(inner.attrs.permutation)
+        elif isinstance(inner.attrs, BroadcastAttrs):
+            if draft[inner.operands[0]].array.size * MUCH_SMALLER > inner.array.size:
+                return None
+        elif row is not None and row.kind is Kind.ELEMENTWISE and inner.operands:
+            flops += row.flops
+            pending += inner.operands
+        else:
+            return None
+    if len(permutations) != 1 or flops > MOST_FLOPS:
+        return None
+    (p,) = permutations
+    reduced = [p[i] for i in range(len(p)) if i in node.attrs.dimensions]
+    kept = [p[i] for i in range(len(p)) if i not in node.attrs.dimensions]
+    if not (ascends(reduced) and ascends(kept)):
+        return None
+    inverse = tuple(p.index(d) for d in range(len(p)))
+    moved: dict[str, str] = {}
+
+    def move(name: str) -> str:
+        """A value before the transpose."""
+        inner = draft[name]
+        if name not in below:
+            return name  # a scalar
+        if name not in moved:
+            type_ = ArrayType(inner.dtype, tuple(inner.shape[i] for i in inverse))
+            if isinstance(inner.attrs, TransposeAttrs):
+                moved[name] = inner.operands[0]
+            elif isinstance(inner.attrs, BroadcastAttrs):
+                attrs = TransposeAttrs(inverse)
+                moved[name] = draft.add(node, "transpose", type_, (name,), attrs)
+            else:
+                operands = tuple([move(o) for o in inner.operands])
+                moved[name] = draft.add(node, inner.op, type_, operands, inner.attrs, inner.regions)
+        return moved[name]
+
+    operands = (move(node.operands[0]), node.operands[1])
     return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
 
 

@@ -68,6 +68,7 @@ from astitch.rewrite.reduction_rules import (
     drop_trivial_reduce,
     sort_reduced_dimensions,
     start_empty_reduce,
+    sum_below_transposes,
 )
 
 
@@ -194,6 +195,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
         start_empty_reduce,
         drop_trivial_reduce,
         absorb_transpose_into_reduce,
+        sum_below_transposes,
         sort_reduced_dimensions,
     ),
     "dot": (absorb_transpose_into_dot, absorb_merged_transpose_into_dot),

@@ -926,6 +926,36 @@ def keep_transpose_that_reorders_a_reduce(g: GraphBuilder) -> str | tuple[str, .
 
 
 @case("""
+%p0 = f32[8,16] parameter() (index=0)
+%p1 = f32[16] parameter() (index=1)
+%broadcast.2 = f32[16,8] broadcast(%p1) (dimensions=(0,))
+%transpose.3 = f32[16,8] transpose(%p0) (permutation=(1, 0))
+%subtract.4 = f32[16,8] subtract(%transpose.3, %broadcast.2)
+%exponential.5 = f32[16,8] exponential(%subtract.4)
+%p2 = f32[16,8] parameter() (index=2)
+%add.8 = f32[16,8] add(%transpose.3, %p2)
+%constant.9 = f32[] constant() 0.0
+%reduce.10.transpose = f32[8,16] broadcast(%p1) (dimensions=(1,))
+%reduce.10.subtract = f32[8,16] subtract(%p0, %reduce.10.transpose)
+%reduce.10.exponential = f32[8,16] exponential(%reduce.10.subtract)
+%reduce.10 = f32[16] reduce(%reduce.10.exponential, %constant.9) (dimensions=(0,)) region=add_f32
+%reduce.12 = f32[16] reduce(%add.8, %constant.9) (dimensions=(1,)) region=add_f32
+return %reduce.10, %exponential.5, %reduce.12
+| graph add_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %add = f32[] add(%a, %b)
+|   return %add
+""")
+def sum_below_transposes(g: GraphBuilder) -> str | tuple[str, ...]:
+    x, most = g.parameter("f32[8,16]"), g.parameter("f32[16]")
+    rows = g.broadcast(most, (16, 8), (0,))
+    shares = g.same("exponential", g.same("subtract", g.transpose(x, (1, 0)), rows))
+    large = g.same("add", g.transpose(x, (1, 0)), g.parameter("f32[16,8]"))
+    return g.reduce(shares, (1,), "add"), shares, g.reduce(large, (1,), "add")
+
+
+@case("""
 %p0 = f32[2,3,4] parameter() (index=0)
 %constant.1 = f32[] constant() 0.0
 %reduce.2 = f32[3] reduce(%p0, %constant.1) (dimensions=(0, 2)) region=add_f32
