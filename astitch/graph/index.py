@@ -3,13 +3,18 @@
 A Linear is `constant + sum(coefficient * symbol)`.  Symbols have known ranges, so that the quotients and
 remainders which reshapes introduce vanish wherever the dimensions allow it; what cannot be simplified
 stays as a Quotient or Remainder symbol.  Nothing here knows of threads or CUDA.
+
+A kernel's candidates ask for the same forms some hundred times.  So each form keeps what was computed from it, under
+its identity: equal forms may differ in the order of their terms, which is seen in the emitted text.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 UNBOUNDED = 1 << 62
 """Extent of a symbol of which only the name is known where a form is made."""
@@ -51,8 +56,18 @@ class Remainder:
 Term = Symbol | Quotient | Remainder
 
 
+class _Kept:
+    """What is computed once of a form; an attribute is missing until it is asked for."""
+
+    __slots__ = ("_bounds", "_derived", "_hash", "_symbols")
+    _hash: int
+    _bounds: tuple[int, int]
+    _symbols: frozenset[Symbol]
+    _derived: dict[tuple[Callable[..., Linear], object], Linear]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Linear:
+class Linear(_Kept):
     """constant + sum of coefficient * term; terms are distinct and have coefficients other than 0.
 
     Forms are equal whatever the order of their terms, which depends on the reshapes that led to them.
@@ -60,14 +75,14 @@ class Linear:
 
     constant: int = 0
     terms: tuple[tuple[Term, int], ...] = ()
-    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
-    _symbols: frozenset[Symbol] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         """Computed once: forms are keys of caches, and their trees are deep."""
-        if self._hash is None:
+        try:
+            return self._hash
+        except AttributeError:
             object.__setattr__(self, "_hash", hash((self.constant, frozenset(self.terms))))
-        return self._hash  # type: ignore[return-value]
+            return self._hash
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Linear):
@@ -94,13 +109,70 @@ class Linear:
 
 ZERO = Linear()
 
+MOST_KEPT = 1 << 16
+"""Sums, and forms of symbols, that are kept; then all are forgotten."""
+
+_of_symbols: dict[Symbol, Linear] = {}
+_constants: dict[int, Linear] = {}
+_sums: dict[tuple[int, ...], tuple[tuple[Linear, ...], Linear]] = {}
+"""By the identities of the forms, which the entry keeps alive."""
+
+Derive = TypeVar("Derive", bound=Callable[..., Linear])
+Kept = TypeVar("Kept", bound=Hashable)
+Value = TypeVar("Value")
+
+
+def _kept_with_form(derive: Derive) -> Derive:
+    """The function of a form and one more argument, whose results the form keeps."""
+
+    @functools.wraps(derive)
+    def find(form: Linear, by: object) -> Linear:
+        try:
+            return form._derived[derive, by]
+        except AttributeError:
+            object.__setattr__(form, "_derived", {})
+        except KeyError:
+            pass
+        found = form._derived[derive, by] = derive(form, by)
+        return found
+
+    return find  # type: ignore[return-value]
+
+
+def _keep(kept: dict[Kept, Value], key: Kept, value: Value) -> Value:
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
+    kept[key] = value
+    return value
+
 
 def of_symbol(symbol: Term) -> Linear:
-    return Linear(0, ((symbol, 1),))
+    if not isinstance(symbol, Symbol):
+        return Linear(0, ((symbol, 1),))  # equal dividends may be written in another order
+    found = _of_symbols.get(symbol)
+    return found or _keep(_of_symbols, symbol, Linear(0, ((symbol, 1),)))
 
 
 def constant(value: int) -> Linear:
-    return Linear(value)
+    return _constants.get(value) or _keep(_constants, value, Linear(value))
+
+
+@_kept_with_form
+def quotient(dividend: Linear, divisor: int) -> Linear:
+    """The form of a Quotient, which is not simplified."""
+    return of_symbol(Quotient(dividend, divisor))
+
+
+@_kept_with_form
+def remainder(dividend: Linear, divisor: int) -> Linear:
+    """The form of a Remainder, which is not simplified."""
+    return of_symbol(Remainder(dividend, divisor))
+
+
+@_kept_with_form
+def leave_out(form: Linear, symbol: Symbol) -> Linear:
+    """The form where the symbol is 0; a term that divides by something keeps it inside."""
+    return Linear(form.constant, tuple((t, c) for t, c in form.terms if t != symbol))
 
 
 def _collect(value: int, pairs: Iterable[tuple[Term, int]]) -> Linear:
@@ -111,6 +183,12 @@ def _collect(value: int, pairs: Iterable[tuple[Term, int]]) -> Linear:
 
 
 def add(*forms: Linear) -> Linear:
+    key = tuple(map(id, forms))
+    found = _sums.get(key)
+    return found[1] if found else _keep(_sums, key, (forms, _add(forms)))[1]
+
+
+def _add(forms: tuple[Linear, ...]) -> Linear:
     total = _collect(sum(f.constant for f in forms), (pair for f in forms for pair in f.terms))
     for term, coefficient in total.terms:
         if not isinstance(term, Quotient):
@@ -127,12 +205,14 @@ def add(*forms: Linear) -> Linear:
     return total
 
 
+@_kept_with_form
 def scale(form: Linear, factor: int) -> Linear:
     if factor == 0:
         return ZERO
     return Linear(form.constant * factor, tuple((t, c * factor) for t, c in form.terms))
 
 
+@_kept_with_form
 def offset(form: Linear, by: int) -> Linear:
     return Linear(form.constant + by, form.terms)
 
@@ -152,12 +232,16 @@ def term_bounds(term: Term) -> tuple[int, int]:
 
 def bounds(form: Linear) -> tuple[int, int]:
     """Smallest and largest value that the form can take, both included."""
-    low = high = form.constant
-    for term, coefficient in form.terms:
-        a, b = term_bounds(term)
-        low += min(a * coefficient, b * coefficient)
-        high += max(a * coefficient, b * coefficient)
-    return low, high
+    try:
+        return form._bounds
+    except AttributeError:
+        low = high = form.constant
+        for term, coefficient in form.terms:
+            a, b = term_bounds(term)
+            low += min(a * coefficient, b * coefficient)
+            high += max(a * coefficient, b * coefficient)
+        object.__setattr__(form, "_bounds", (low, high))
+        return form._bounds
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
@@ -173,6 +257,7 @@ def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
     return offset(whole, -steps), offset(rest_form, steps * divisor)
 
 
+@_kept_with_form
 def divide(form: Linear, divisor: int) -> Linear:
     """floor(form / divisor)."""
     if divisor == 1:
@@ -191,9 +276,10 @@ def divide(form: Linear, divisor: int) -> Linear:
         term, coefficient = rest.terms[0]
         if coefficient == 1 and isinstance(term, Quotient):
             return add(whole, divide(term.dividend, term.divisor * divisor))
-    return add(whole, of_symbol(Quotient(rest, divisor)))
+    return add(whole, quotient(rest, divisor))
 
 
+@_kept_with_form
 def modulo(form: Linear, divisor: int) -> Linear:
     """form - divisor * floor(form / divisor)."""
     if divisor == 1:
@@ -202,7 +288,7 @@ def modulo(form: Linear, divisor: int) -> Linear:
     low, high = bounds(rest)
     if low // divisor == high // divisor:
         return offset(rest, -(low // divisor) * divisor)
-    return of_symbol(Remainder(rest, divisor))
+    return remainder(rest, divisor)
 
 
 def linearize(index: Sequence[Linear], shape: Sequence[int]) -> Linear:
@@ -227,7 +313,9 @@ def delinearize(position: Linear, shape: Sequence[int]) -> tuple[Linear, ...]:
 
 def symbols(form: Linear) -> frozenset[Symbol]:
     """Every symbol that the form depends on."""
-    if form._symbols is None:
+    try:
+        return form._symbols
+    except AttributeError:
         found: set[Symbol] = set()
         for term, _ in form.terms:
             if isinstance(term, Symbol):
@@ -235,12 +323,12 @@ def symbols(form: Linear) -> frozenset[Symbol]:
             else:
                 found |= symbols(term.dividend)
         object.__setattr__(form, "_symbols", frozenset(found))
-    return form._symbols  # type: ignore[return-value]
+        return form._symbols
 
 
 def substitute(form: Linear, values: Mapping[Symbol, Linear]) -> Linear:
     """The form with symbols replaced."""
-    parts = [Linear(form.constant)]
+    parts = [constant(form.constant)]
     for term, coefficient in form.terms:
         match term:
             case Symbol():

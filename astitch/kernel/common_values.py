@@ -8,7 +8,7 @@ it twice or more, it stands before the loops instead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import find_read, find_written, rename_read
@@ -96,25 +96,29 @@ def _find_candidates(
     first."""
     arrays = parameters - find_written(sections)
     candidates: dict[str, _Candidate] = {}
-    known: dict[k.Load | k.Value, str] = {}  # nameless
+    known: dict[tuple[object, ...], str] = {}  # nameless
     loops: list[_Loop] = []
     for section in sections:
         loop = _Loop(section)
         for statement in section.body:
-            if not _is_common(statement, arrays) or not (find_read(statement) <= loop.names.keys()):
+            read = find_read(statement) if _is_common(statement, arrays) else None
+            if read is None or not read <= loop.names.keys():
                 loop.others.append(statement)
                 continue
             assert isinstance(statement, k.Load | k.Value)
-            renamed = rename_read(statement, loop.names)
-            operands = frozenset(find_read(renamed))
-            name = known.setdefault(replace(renamed, name=""), statement.name)
+            operands = frozenset(loop.names[name] for name in read)
+            own = all(loop.names[name] == name for name in read)
+            renamed = statement if own else rename_read(statement, loop.names)
+            nameless = (getattr(renamed, f.name) for f in fields(renamed) if f.name != "name")
+            name = known.setdefault((type(renamed), *nameless), statement.name)
             candidates.setdefault(name, _Candidate(renamed, operands))
             for operand in operands:
                 candidates[operand].users.add(name)
             loop.names[statement.name] = name
         # Once for each loop, however often it renders a value: what that is computed from is in as many loops.
+        times = _count_times(section, blocks)
         for name in set(loop.names.values()):
-            candidates[name].times += _count_times(section, blocks)
+            candidates[name].times += times
         loops.append(loop)
     return candidates, loops
 

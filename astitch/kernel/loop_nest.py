@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from astitch.graph import index as ix
-from astitch.graph.index import Linear, Quotient, Remainder, Symbol
+from astitch.graph.index import Linear, Quotient, Symbol
 from astitch.graph.ir import DType
 from astitch.graph.ops.access import Guard
 from astitch.kernel import kernel_ir as k
@@ -140,7 +140,7 @@ class LoopNest:
     def express_base(self, form: Linear) -> tuple[Linear, Depth]:
         """As `express`, with the depth at which the form without its lane is known."""
         depth = Depth.KERNEL
-        parts = [Linear(form.constant)]
+        parts = [ix.constant(form.constant)]
         coefficients: dict[Symbol, int] = {}
         for term, coefficient in form.terms:
             if isinstance(term, Symbol) and term in self.axis_of:
@@ -155,8 +155,8 @@ class LoopNest:
                 parts.append(ix.scale(ix.of_symbol(symbol), coefficient))
             else:
                 inner, where = self.express_base(term.dividend)
-                kind = Quotient if isinstance(term, Quotient) else Remainder
-                parts.append(Linear(0, ((kind(inner, term.divisor), coefficient),)))
+                of = ix.quotient if isinstance(term, Quotient) else ix.remainder
+                parts.append(ix.scale(of(inner, term.divisor), coefficient))
             depth = max(depth, where)
         for axis in self.axes:
             last = len(axis.atoms) - 1
@@ -188,9 +188,9 @@ class LoopNest:
         extent = math.prod(a.extent for a in axis.atoms[first : last + 1])
         form = ix.of_symbol(axis.variable)
         if minor > 1:
-            form = ix.of_symbol(Quotient(form, minor))
+            form = ix.quotient(form, minor)
         if first:
-            form = ix.of_symbol(Remainder(form, extent))
+            form = ix.remainder(form, extent)
         symbol = Symbol(self.fresh(f"{axis.name}_{first}"), extent)
         self.emit(axis.depth, k.Index(symbol.name, form))
         self.remember(axis.depth, key, symbol)

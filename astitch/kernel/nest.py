@@ -20,7 +20,7 @@ LANE = Symbol("lane", 1 << 30)
 
 def at_first_lane(form: Linear) -> Linear:
     """The form where the lane is 0; one that divides by something keeps the lane inside."""
-    return Linear(form.constant, tuple((t, c) for t, c in form.terms if t != LANE))
+    return ix.leave_out(form, LANE)
 
 
 class Depth(enum.IntEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +19,6 @@ from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.kernel import kernel_ir as k
-from astitch.kernel.visit_statements import list_statements
 from astitch.scope.structure import Structure, structure_of
 from astitch.search.fusion_explorer import (
     MAX_STATEMENTS,
@@ -31,14 +30,11 @@ from astitch.search.fusion_explorer import (
     replace_scope,
 )
 from astitch.search.patterns import estimate_statements, make_fusion_graph
-from astitch.search.plan import Observe, Plan
+from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
 from astitch.search.xla_fusions import Proposal, propose_fusions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
-
-LONG_CODE = 2400
-"""Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""
 
 SURELY_LONG = 2 * LONG_CODE
 """A scope of more statements, by estimate, is split before it is planned.  A plan of thousands of ops takes many times
@@ -153,11 +149,6 @@ class PlannedScopes:
         return "\n".join([*decisions, *map(str, self.scopes.scopes)])
 
 
-def count_statements(body: Sequence[k.Statement]) -> int:
-    """Statements of a kernel, those inside of others included."""
-    return sum(1 for _ in list_statements(body))
-
-
 def count_at_once(kernel: k.Kernel) -> int:
     """Statements that may take registers from each other.  They are all of a kernel whose registers are bounded so that
     its blocks fit an SM together; of another kernel, its longest section."""
@@ -208,14 +199,22 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The best split of a scope that was found.  limit: statements of a part.  parts: as they are in `graph`.
-    parts_us: of all of them; as drafted where that was reason enough to keep the scope."""
+    """The best split that was found for a structure.  limit: statements of a part.  cover, parts: of `scope`, as they
+    are in `graph`.  parts_us: of all of them; as drafted where that was reason enough to keep the scope.
+    reason, whole_us: why it was looked for, and the time of one kernel."""
 
     limit: int
     cover: Cover
     graph: Graph
+    scope: Scope
     parts: Scopes
     parts_us: float
+    reason: Reason
+    whole_us: float
+
+    @property
+    def is_worth(self) -> bool:
+        return self.parts_us < _bound_us(self.reason.symptom, self.whole_us)
 
 
 class _Splitter:
@@ -244,9 +243,9 @@ class _Splitter:
         self.judged: dict[Structure, Projection] = {}
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
-        self.best: dict[tuple[Structure, Scope], _Best] = {}
+        self.best: dict[Structure, _Best] = {}
         self.proposals: dict[Structure, Proposal | None] = {}
-        self.unplanned: dict[tuple[Structure, Scope], _Best] = {}
+        self.unplanned: dict[Structure, _Best] = {}
 
     def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
         """Begins to plan and judge scopes that will be asked for, those that take longest first.
@@ -273,7 +272,7 @@ class _Splitter:
         if reason and rounds:
             whole_us = projection.time_us
             best = self.find_best(graph, scope, structure, reason, whole_us, plan)
-            if best.parts_us < _bound_us(reason.symptom, whole_us):
+            if best.is_worth:
                 return
         if self.finalize and (reason is None or rounds) and structure not in self.finalized:
             self.finalized.add(structure)
@@ -367,7 +366,7 @@ class _Splitter:
 
     def add_plans(self, scope: Scope, rounds: int) -> None:
         """What `add` does where no fault stops it."""
-        if rounds and self.split_unplanned(scope, rounds):
+        if rounds and (self.split_unplanned(scope, rounds) or self.split_as_known(scope, rounds)):
             return
         try:
             plan = self.make_plan(self.scopes.graph, scope)
@@ -422,21 +421,37 @@ class _Splitter:
         return True
 
     def find_unplanned(self, graph: Graph, scope: Scope, structure: Structure) -> _Best:
-        """The split of the largest gain."""
-        key = structure, scope
-        if key not in self.unplanned:
+        """The split of the largest gain, found once for each structure."""
+        if structure not in self.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
             parts = divide_scope(graph, scope, self.gpu, penalty, cover)
-            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, cover, graph, parts, math.inf)
-        return self.unplanned[key]
+            reason = Reason(Symptom.CODE_SIZE, "it is not planned as a whole")
+            self.unplanned[structure] = _Best(
+                UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, reason, math.inf
+            )
+        return self.unplanned[structure]
+
+    def split_as_known(self, scope: Scope, rounds: int) -> bool:
+        """Replaces a scope by its parts, if one of its structure was: then it needs no plan as a whole."""
+        graph = self.scopes.graph
+        structure = structure_of(graph, scope)
+        self.pool.finish(structure)
+        best = self.best.get(structure)
+        if best is None or not best.is_worth:
+            return False
+        self.take(scope, best.reason, best.whole_us, self.divide(graph, scope, best), rounds)
+        return True
 
     def divide(self, graph: Graph, scope: Scope, best: _Best) -> Scopes:
-        """The parts of a scope in a graph in which others may be divided since."""
-        if best.graph is graph:
+        """The parts of a scope of the structure for which `best` was found, in a graph in which others may be divided
+        since."""
+        if best.graph is graph and best.scope == scope:
             return best.parts
         penalty = estimate_penalty(self.gpu, max_statements=best.limit)
-        return divide_scope(graph, scope, self.gpu, penalty, best.cover)
+        names = dict(zip(best.scope.members, scope.members, strict=True))
+        cover = [[names[name] for name in part] for part in best.cover]
+        return divide_scope(graph, scope, self.gpu, penalty, cover)
 
     def split(
         self, scope: Scope, reason: Reason, whole_us: float, rounds: int, whole: Plan | None = None
@@ -444,7 +459,7 @@ class _Splitter:
         """Replaces a scope by its parts, if they are faster.  whole: the plan that it keeps otherwise."""
         graph = self.scopes.graph
         best = self.find_best(graph, scope, structure_of(graph, scope), reason, whole_us, whole)
-        if best.parts_us < _bound_us(reason.symptom, whole_us):
+        if best.is_worth:
             self.take(scope, reason, whole_us, self.divide(graph, scope, best), rounds)
             return True
         if reason.symptom is not Symptom.XLA or best.parts_us < whole_us:
@@ -460,10 +475,10 @@ class _Splitter:
         whole_us: float,
         whole: Plan | None,
     ) -> _Best:
-        """The best split; its parts are not planned if their drafts are too slow already."""
-        key = structure, scope
-        if key in self.best:
-            return self.best[key]
+        """The best split, found once for each structure; its parts are not planned if their drafts are too slow
+        already."""
+        if structure in self.best:
+            return self.best[structure]
         limit = MAX_STATEMENTS
         if reason.symptom in _BY_LENGTH:
             length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
@@ -478,7 +493,7 @@ class _Splitter:
             drafted_us.append(self.rate_draft(parts, min(drafted_us)))
             return drafted_us[-1]
 
-        proposal = self.find_proposal(graph, scope, key[0]) if as_xla else None
+        proposal = self.find_proposal(graph, scope, structure) if as_xla else None
         cover = (
             choose_xla_cover(graph, scope, self.gpu, penalty, rate, proposal)
             if proposal
@@ -486,7 +501,7 @@ class _Splitter:
         )
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = self.rate_draft(parts, most_us)
-        best = _Best(limit, cover, graph, parts, parts_us)
+        best = _Best(limit, cover, graph, scope, parts, parts_us, reason, whole_us)
         if whole and bound_us <= best.parts_us:
             self.begin_to_finalize(whole)  # it will hardly be split
         hopeless = bound_us <= best.parts_us * DRAFT_SHARE
@@ -494,7 +509,7 @@ class _Splitter:
             hopeless &= best.parts_us < math.inf
         if not (hopeless and (as_xla or reason.symptom is Symptom.SPILL)):
             best = replace(best, parts_us=self.rate_parts(parts))
-        self.best[key] = best
+        self.best[structure] = best
         return best
 
     def take(
