@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from astitch.cost.reductions import WARP
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.graph.ops.access import Guard, Within
 from astitch.kernel import kernel_ir as k
+
+Found = TypeVar("Found")
 
 
 @functools.lru_cache(maxsize=256)
@@ -48,9 +51,17 @@ class Warp:
         self.lanes = 1
         self.falling: set[str] = set()
         self.turning: set[str] = set()
+        self.kept: dict[Hashable, object] = {}
+
+    def keep(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What was found under a key, until a name gets a value."""
+        if key not in self.kept:
+            self.kept[key] = find()
+        return self.kept[key]  # type: ignore[return-value]
 
     def set_threads(self, section: k.Section) -> None:
         cols, rows = section.col_threads, section.row_threads
+        self.kept.clear()
         self.values = {**_list_threads(min(WARP, self.block), cols, rows)}
         self.spans = {
             "thread": (0, self.block - 1),
@@ -64,6 +75,7 @@ class Warp:
 
     def define(self, name: str, forms: Sequence[Linear]) -> None:
         """An index that is one of the forms; their values are much alike."""
+        self.kept.clear()
         self.values[name] = self.evaluate(forms[0])
         for known in (self.spans, self.still):
             lows, highs = zip(*(self.bounds(form, known) for form in forms), strict=True)
@@ -71,6 +83,7 @@ class Warp:
 
     def repeat(self, variable: str, count: int) -> None:
         """The variable of a loop."""
+        self.kept.clear()
         self.spans[variable] = self.still[variable] = (0, count - 1)
         self.turning.add(variable)
         self.values[variable] = np.asarray(0)

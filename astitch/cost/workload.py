@@ -209,6 +209,41 @@ class Frame:
         return replace(self, in_lanes=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """What a warp touches of an array in one access.  elements, sectors, lines: how many, lines by the first lane and
+    all_lines by all.  span, in_task: smallest and largest position, over the whole kernel and within a task."""
+
+    elements: int
+    sectors: int
+    lines: int
+    all_lines: int
+    span: tuple[int, int]
+    in_task: tuple[int, int]
+    falls: bool
+
+
+def _find_touched(warp: Warp, position: Linear, size: int, width: int, in_lanes: bool) -> _Touched:
+    address = np.broadcast_to(warp.evaluate(position), (warp.lanes, len(warp.values["tx"])))
+    # Lanes of a scalar access touch the same sectors again, which the L1 still has.
+    if not in_lanes:
+        address = address[:1]
+    # Some dozens of numbers, for which np.unique takes five times as long.
+    at = set(address.ravel().tolist())
+    sectors = len({element * size // SECTOR_BYTES for element in at})
+    if width > 1:
+        sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
+    return _Touched(
+        len(at),
+        sectors,
+        len({element * size // LINE_BYTES for element in address[0].tolist()}),
+        len({element * size // LINE_BYTES for element in at}),
+        warp.bounds(position, warp.spans),
+        warp.bounds(position, warp.still),
+        warp.falls(position),
+    )
+
+
 class Counter:
     """What is counted of a kernel so far, and where the walk over its statements stands.
 
@@ -318,30 +353,23 @@ class Counter:
             frame.trips,
             frame.copies,
         )
-        # Lanes of a scalar access touch the same sectors again, which the L1 still has.
-        address = np.broadcast_to(
-            self.warp.evaluate(position), (self.warp.lanes, len(self.warp.values["tx"]))
+        key = position, size, width, self.warp.lanes, frame.in_lanes
+        touched = self.warp.keep(
+            key, lambda: _find_touched(self.warp, position, size, width, frame.in_lanes)
         )
-        if not frame.in_lanes:
-            address = address[:1]
-        # Some dozens of numbers, for which np.unique takes five times as long.
-        at = set(address.ravel().tolist())
-        sectors = len({element * size // SECTOR_BYTES for element in at})
-        if width > 1:
-            sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
-        lines = len({element * size // LINE_BYTES for element in address[0].tolist()})
-        all_lines = len({element * size // LINE_BYTES for element in at})
+        elements, sectors = touched.elements, touched.sectors
         threads = self.block * (self.loop.tasks if self.in_task else self.kernel.grid)
         asked = frame.threads * threads * size * width
         requests = frame.trips * threads / WARP
-        low, high = self.warp.bounds(position, self.warp.spans)
+        low, high = touched.span
         start, span = low * size, (high - low + width) * size
-        low, high = self.warp.bounds(position, self.warp.still)
+        low, high = touched.in_task
         task_range, wanted = (high - low + width) * size, frame.threads * self.block * size * width
         in_task = min(task_range, wanted)
         # Other accesses of the task soon want the rest of the sectors: the L1 and the L2 put them together.
         filled = task_range <= 2 * wanted
-        cycles = max(lines, min(WARP, self.block) * size * width / LINE_BYTES) if len(at) > 1 else 1
+        moved = min(WARP, self.block) * size * width
+        cycles = max(touched.lines, moved / LINE_BYTES) if elements > 1 else 1
         self.accesses.append(
             Access(
                 array,
@@ -350,14 +378,14 @@ class Counter:
                 write,
                 asked,
                 sectors * SECTOR_BYTES * requests / scalar_lanes,
-                1.0 if filled else min(len(at) * size * width / (sectors * SECTOR_BYTES), 1.0),
-                sectors == all_lines > 1 and not filled,
+                1.0 if filled else min(elements * size * width / (sectors * SECTOR_BYTES), 1.0),
+                sectors == touched.all_lines > 1 and not filled,
                 cycles * requests,
                 start,
                 span,
                 in_task,
                 size * width,
-                self.warp.falls(position),
+                touched.falls,
                 self.in_task,
             )
         )
@@ -744,6 +772,7 @@ def _price_common(counter: Counter, common: k.Common, frame: Frame) -> None:
 
 def _price_task_loop(counter: Counter, tasks: k.TaskLoop, frame: Frame) -> None:
     counter.loop.tasks, counter.loop.once = tasks.tasks, tasks.once
+    counter.warp.kept.clear()
     counter.warp.spans["task"], counter.warp.still["task"] = (0, tasks.tasks - 1), (0, 0)
     counter.wait()
     counter.in_task = True

@@ -6,6 +6,7 @@ So nothing in a module can leave its comment or its name.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -96,6 +97,7 @@ def render_form(form: Linear) -> str:
     return " + ".join(parts).replace("+ -", "- ")
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _is_int(form: Linear) -> bool:
     """Does a sum of ints give it, also before the constant is added?  A symbol without a bound is a variable,
     as wide as its declaration says."""

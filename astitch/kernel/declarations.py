@@ -80,9 +80,11 @@ class Declarations:
             inner = source.partition("#")[0] in self.inside
             if inner and source not in self.outputs:
                 self.scratch[source] = k.Scratch(source, storage_type(self.graph, source))
-        self.parameters[source] = replace(
-            known, written=known.written or write, read=known.read or read
-        )
+            self.parameters[source] = known
+        if (write and not known.written) or (read and not known.read):
+            self.parameters[source] = replace(
+                known, written=known.written or write, read=known.read or read
+            )
         return known.name
 
     def partial_arrays(self, place: Placement, *, write: bool) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class LoopNest:
         self.axis_of = {atom: axis for axis in self.axes for atom in axis.atoms}
         self.frames = {depth: Frame() for depth in Depth}
         self.conditionals: list[Conditional] = []
+        self.remembered: set[object] = set()  # what any frame knows or has known
 
     def phase_roots(self, phase: int) -> list[Placement]:
         """The roots that a phase computes."""
@@ -97,9 +98,12 @@ class LoopNest:
     def remember(self, depth: Depth, key: object, value: object) -> None:
         """Count something as known from here on, at a depth and inside it."""
         self.frame(depth).cache[key] = value
+        self.remembered.add(key)
 
     def recall(self, key: object) -> object | None:
         """The value remembered under a key, if it is known where the nest stands."""
+        if key not in self.remembered:
+            return None
         before_lanes = False  # the choice of a vector stands before the loop over its lanes
         for conditional in reversed(self.conditionals):
             inside, outside = conditional.lanes, conditional.outside

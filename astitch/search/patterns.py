@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from astitch.cost.speed_of_light import count_needed
 from astitch.device.gpu import Gpu
@@ -465,7 +465,8 @@ def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
         if producer >= 0:
             readers &= ~(1 << producer)
         if readers or value.escapes:
-            values.append(replace(value, producer=producer, readers=readers))
+            moved, read = value.bytes, value.read_bytes
+            values.append(Value(producer, moved, read, readers, value.escapes, value.buffer))
     inner = [list(each_vertex(groups[group])) for group in order]
     levels = [0] * len(order)
     for number, vertices in enumerate(inner):

@@ -201,6 +201,7 @@ class _Fusing:
             for producer in producers:
                 self.readers[producer].add(v)
         self.known: dict[tuple[int, int], tuple[float, float]] = {}
+        self.gains: dict[int, dict[int, float]] = {}  # by producer and reader, while neither grows
         self.effort = 0
 
     # ---- prices
@@ -288,9 +289,12 @@ class _Fusing:
         if not self.may_give(f):
             return 0.0
         gain = self.now_us(f)
+        known = self.gains.setdefault(f, {})
         for reader in self.readers[f]:
-            both = self.inside[reader] | self.inside[f]
-            gain += self.now_us(reader) - self.time_us(both, self.results[reader])
+            if reader not in known:
+                both = self.inside[reader] | self.inside[f]
+                known[reader] = self.now_us(reader) - self.time_us(both, self.results[reader])
+            gain += known[reader]
         return gain
 
     def give_to_readers(self) -> None:
@@ -319,6 +323,9 @@ class _Fusing:
 
     def give(self, f: int) -> None:
         for reader in self.readers[f]:
+            self.gains.pop(reader, None)
+            for producer in self.reads[reader]:
+                self.gains.get(producer, {}).pop(reader, None)
             self.inside[reader] |= self.inside[f]
             self.reads[reader] |= self.reads[f]
             self.reads[reader].discard(f)

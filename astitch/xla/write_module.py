@@ -413,8 +413,10 @@ def _quote(data: bytes) -> str:
     """An MLIR string literal: what is not printable ASCII goes by its byte's number; of what is no text every byte."""
     if b"\0" in data:
         return '"\\' + data.hex("\\") + '"'
+    for character in b'\\"\n\t':  # most of them, the backslash first
+        data = data.replace(b"%c" % character, b"\\%02x" % character)
     escaped = _UNPRINTABLE.sub(lambda found: b"\\%02x" % ord(found[0]), data)
     return f'"{escaped.decode()}"'
 
 
-_UNPRINTABLE = re.compile(rb'[^ -~]|["\\]')
+_UNPRINTABLE = re.compile(rb"[^ -~]")
