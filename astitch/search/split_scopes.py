@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -546,9 +547,12 @@ def _sum_times(
     known_us: times by structure; the function adds those that it computes."""
     if len(parts.scopes) < 2:
         return math.inf
-    total = 0.0
-    for part in parts.scopes:
-        structure = structure_of(parts.graph, part)
+    structures = [structure_of(parts.graph, part) for part in parts.scopes]
+    times = Counter(structures)
+    total = sum(known_us.get(structure, 0.0) for structure in structures)
+    for part, structure in zip(parts.scopes, structures, strict=True):
+        if math.isinf(total) or total > most_us:
+            return math.inf  # whatever the others take
         if structure not in known_us:
             try:
                 planned = plan(parts.graph, part)
@@ -556,10 +560,9 @@ def _sum_times(
                 known_us[structure] = math.inf
             else:
                 known_us[structure] = judge(planned).time_us if planned else 0.0
-        total += known_us[structure]
-        if math.isinf(total) or total > most_us:
-            return math.inf
-    return total
+            total += known_us[structure] * times[structure]
+    total = sum(known_us[structure] for structure in structures)
+    return math.inf if total > most_us else total
 
 
 def split_scopes(
