@@ -127,6 +127,8 @@ def _follows_from_indices(graph: Graph, node: Node) -> bool:
     varying = sorted(varying_dimensions(graph, node.name))
     shape = tuple(node.shape[d] for d in varying)
     try:
+        if node.array.size:  # most values depend on data at their first element
+            as_seen(evaluate_at(graph, node.name, [np.zeros(1, np.intp)] * node.array.rank))
         for start in range(0, prod(shape), AT_ONCE):
             flat = np.arange(start, min(start + AT_ONCE, prod(shape)))
             places = dict(zip(varying, np.unravel_index(flat, shape), strict=True))
