@@ -291,9 +291,14 @@ def _join_in_rounds(
                     continue
                 search = Search(before.fusion, gpu, penalty, max_statements, width)
                 for gain, chosen in search.pick_disjoint(remote):
-                    if chosen:
-                        after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
-                        found.setdefault(_key_of(after), after)
+                    if not chosen:
+                        continue
+                    try:
+                        fusion = contract(before.fusion, chosen)
+                    except CircularPatterns:
+                        continue  # each could be joined alone, all of them wait for each other
+                    after = Partition(before.gain_us + gain, fusion)
+                    found.setdefault(_key_of(after), after)
                 joins += search.joins
                 if not search.limited:  # a longer limit would find the same
                     settled.add(key)

@@ -224,6 +224,26 @@ def test_contracting_a_circle_is_refused() -> None:
         contract(fusion, [p for p in crossed if p])
 
 
+def test_joins_that_would_wait_for_each_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """{a, d} and {b, c} can each be joined, not both; the explorer goes on with what it has."""
+    g = GraphBuilder()
+    x = g.parameter(ROW)
+    b = g.same("tanh", g.same("negate", x, name="a"), name="b")
+    d = g.same("tanh", g.same("abs", x, name="c"), name="d")
+    fusion = fusion_of(g.build(b, d))
+    a, b_, c, d_ = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")
+    crossed = [p for p in (join_patterns(fusion, a, d_), join_patterns(fusion, b_, c)) if p]
+    pick = Search.pick_disjoint
+
+    def pick_crossed(search: Search, remote: bool) -> list[tuple[float, list[Pattern]]]:
+        own = [(gain, list(chosen)) for gain, chosen in pick(search, remote)]
+        return [(1.0, crossed), *own] if len(search.fusion) == 4 else own
+
+    monkeypatch.setattr(Search, "pick_disjoint", pick_crossed)
+    (best, *_) = explore(fusion, H100, free).partitions
+    assert len(best.fusion) == 1
+
+
 def test_fusions_that_would_wait_for_each_other_give_no_cover() -> None:
     """The same as XLA's fusions, beside those in an order in which they can run."""
     g = GraphBuilder()
