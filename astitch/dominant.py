@@ -21,6 +21,10 @@ from astitch.stitch_scope import Scope
 MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
+REPEATED = 16
+"""What varies along a row, is behind a heavy op and is repeated so often is kept: softmax that weighs vectors.  Threads
+know a row's own statistics anyway."""
+
 MANY_INDICES = 8
 """Readers at a value's own index are taken to read at the same indices.  The halves of random bits are such readers:
 two values of one computation; beyond this many each index counts, since they would double from op to op.  The kernels
@@ -72,19 +76,22 @@ def _is_reduce_result(graph: Graph, name: str) -> bool:
     return kept or OPS[node.op].kind is Kind.PROJECTION
 
 
-def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
-    """Does some reader repeat the value along a new dimension? (A reshape in between changes nothing.)"""
+def _read_through_broadcast(graph: Graph, inside: set[str], name: str, least: int = 2) -> bool:
+    """Does some reader repeat the value along new dimensions, at least so often?
+
+    A reshape or a transpose in between changes nothing.
+    """
     stack = [name]
     while stack:
         current = stack.pop()
         for user in graph.users[current]:
             if user not in inside:
                 continue
-            grows = array_of(graph[user]).size > array_of(graph[name]).size
-            if OPS[graph[user].op].is_broadcast and grows:
-                return True
+            grows = array_of(graph[user]).size >= array_of(graph[name]).size * least
             row = OPS[graph[user].op]
-            if row.is_view or row.is_broadcast:
+            if row.is_broadcast and grows:
+                return True
+            if row.is_view or row.is_broadcast or row.permutes:
                 stack.append(user)
     return False
 
@@ -112,15 +119,28 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
     """Every value that deserves a buffer, in topological order, each with its reason."""
     inside = set(scope.members)
     kept: dict[str, str] = {}
+    spread: set[str] = set()  # values along a dimension that another value is repeated along
+    behind: set[str] = set()  # those of them that a thread computes by a heavy op
     for name in scope.members:
         node = graph[name]
-        if OPS[node.op].is_reduce:
+        row = OPS[node.op]
+        if row.is_reduce:
             kept[name] = "reduce"
         elif is_running(graph, name):
             kept[name] = "running reduction"
-        elif OPS[node.op].cost is Cost.HEAVY and node.array.size > 1:
-            if _read_through_broadcast(graph, inside, name):
+        elif row.is_broadcast and node.array.size > graph[node.operands[0]].array.size > 1:
+            spread.add(name)
+        elif row.kind is Kind.ELEMENTWISE and node.array.size > 1:
+            heavy = row.cost is Cost.HEAVY
+            if not spread.isdisjoint(node.operands):
+                spread.add(name)
+            if heavy and _read_through_broadcast(graph, inside, name):
                 kept[name] = "heavy element-wise op read through a broadcast"
+            elif (heavy or not behind.isdisjoint(node.operands)) and name in spread:
+                if _read_through_broadcast(graph, inside, name, REPEATED):
+                    kept[name] = "behind a heavy element-wise op, read through a broadcast"
+                else:
+                    behind.add(name)
     for output in scope.outputs:
         stored = stored_value(graph, output)
         if stored in inside and not _is_reduce_result(graph, stored):

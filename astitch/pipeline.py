@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.operands import give_operands
+from astitch.rewrite.order_reductions import order_reductions
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
@@ -61,12 +62,10 @@ class Launcher(enum.Enum):
 class RegionRules:
     """How a region is compiled.
 
-    prefix: begins the names of its kernels.  keep: of a simplified graph, the ops that no pass expands.
-    leave: what no kernel is to compute.
+    prefix: begins the names of its kernels.  leave: what no kernel is to compute.
     """
 
     prefix: str
-    keep: Callable[[Graph], Collection[str]]
     leave: Callable[[Graph], Left]
 
 
@@ -74,7 +73,9 @@ class RegionRules:
 class Target:
     """For whom a graph is compiled, and what is called between the passes.
 
-    region: set for Launcher.REGION.  simplified: the graph comes out of the middle of XLA's compilation.
+    region: set for Launcher.REGION.
+    updates: what XLA computes in a parameter's memory, with the reasons.  It is neither expanded nor in a kernel.
+    simplified: the graph comes out of the middle of XLA's compilation.
     attention: may attention be a call of cuDNN's?  Only where XLA launches it.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
@@ -83,6 +84,7 @@ class Target:
 
     launcher: Launcher = Launcher.OWN
     region: RegionRules | None = None
+    updates: Callable[[Graph], Mapping[str, str]] = lambda graph: {}
     simplified: bool = False
     attention: bool = False
     loops: LoopPlanner | None = None
@@ -169,8 +171,7 @@ def _fuse_attention(graph: Graph, job: Job) -> Graph:
 
 
 def _expand(graph: Graph, job: Job) -> Graph:
-    region = job.target.region
-    return expand(graph, keep=region.keep(graph) if region else ())
+    return expand(graph, keep=job.target.updates(graph))
 
 
 def _order_scatters(graph: Graph, job: Job) -> Graph:
@@ -184,9 +185,10 @@ def _order_scatters(graph: Graph, job: Job) -> Graph:
 def _leave(graph: Graph, job: Job) -> Left:
     """What the target computes in another way."""
     region, loops = job.target.region, job.target.loops
-    left = region.leave(graph) if region else Left(graph)
+    left = region.leave(graph) if region else Left(graph, job.target.updates(graph))
     if loops:
-        left = Left(*leave_starts(left.graph))
+        graph, starts = leave_starts(left.graph)
+        left = Left(graph, {**left.reasons, **starts})
     reasons = {**left.reasons, **find_joined(left.graph)}
     if job.target.in_xla:
         reasons |= find_scatter_operands(left.graph, reasons)
@@ -291,6 +293,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: decompose_small_dots(graph, job.gpu),
         lambda job: job.target.region is None,
     ),
+    _rewrite("order_reductions", lambda graph, job: order_reductions(graph)),
     _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
     _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),
     _rewrite("arrange_convolutions", lambda graph, job: arrange_convolutions(graph, job.gpu)),

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.ir import DotAttrs, DType, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
+from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.simplify import rewrite_graph
@@ -26,6 +27,13 @@ FEW = 4
 READ_AGAIN_BYTES = 256 << 10
 """An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one.  A
 result of no more may read its terms element by element."""
+
+FEW_OVER_TRANSPOSED = 8
+"""Rows or columns that are few beside a matrix that would be transposed in memory first.  Its elements are read once
+for all of them, which lie side by side."""
+
+LEAST_TRANSPOSED_BYTES = 8 << 20
+"""The least size of such a matrix.  A smaller one goes through memory in less time than kernels wait for each other."""
 
 SUMMED = frozenset(
     {DType.F64, DType.F32, DType.F16, DType.BF16, *(d for d in DType if d.is_integer)}
@@ -56,12 +64,14 @@ def decompose_small_dots(graph: Graph, gpu: Gpu, log: Log | None = None) -> Grap
 @dataclass(frozen=True, slots=True)
 class _Form:
     """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
-    from `rank` on one that is summed.  sizes: of the labels."""
+    from `rank` on one that is summed.  sizes: of the labels.  source: the labels of the larger operand in the order in
+    which they lie in memory, where it is a transpose that is left out; else empty."""
 
     rank: int
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
     sizes: Mapping[int, int]
+    source: tuple[int, ...] = ()
 
     def count(self, labels: Sequence[int]) -> int:
         return math.prod(self.sizes[label] for label in labels)
@@ -104,9 +114,13 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
             return None
     form = _label(attrs, lhs.shape, rhs.shape)
     few = min(form.count(form.rows), form.count(form.columns))
-    if not form.depth or min(few, form.depth) > FEW or not _meets_kernel(graph, node):
-        return None
     if form.depth > FEW and few > 1 and max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES:
+        form = replace(form, source=_find_source(graph, node, form))
+        if not form.source or few > FEW_OVER_TRANSPOSED:
+            return None
+    elif min(few, form.depth) > FEW:
+        return None
+    if not form.depth or not _meets_kernel(graph, node):
         return None
     if form.depth <= FEW and node.array.bytes > READ_AGAIN_BYTES and _walks_apart(form):
         return None
@@ -135,6 +149,23 @@ def _label(attrs: DotAttrs, lhs: Sequence[int], rhs: Sequence[int]) -> _Form:
     right = label(len(rhs), attrs.rhs_batch, attrs.rhs_contracting)
     sizes = dict(zip((*left, *right), (*lhs, *rhs), strict=True))
     return _Form(rank, left, right, sizes)
+
+
+def _find_source(graph: Graph, node: Node, form: _Form) -> tuple[int, ...]:
+    """The labels of the larger operand as it lies in memory, if the product alone reads it transposed.
+
+    What a kernel of ours computes it may as well write in another order.
+    """
+    by_rows = form.count(form.rows) >= form.count(form.columns)
+    operand = graph[node.operands[0 if by_rows else 1]]
+    if not isinstance(operand.attrs, TransposeAttrs) or graph.users[operand.name] != (node.name,):
+        return ()
+    if operand.array.bytes < LEAST_TRANSPOSED_BYTES:
+        return ()
+    if is_computed(graph, graph[stored_value(graph, operand.operands[0])]):
+        return ()
+    labels, permutation = (form.lhs if by_rows else form.rhs), operand.attrs.permutation
+    return tuple(labels[permutation.index(d)] for d in range(len(labels)))
 
 
 def _walks_apart(form: _Form) -> bool:
@@ -196,12 +227,20 @@ def _put_sums(draft: Draft, node: Node, form: _Form) -> str:
     larger, own, few = (
         (form.lhs, form.rows, form.columns) if by_rows else (form.rhs, form.columns, form.rows)
     )
-    order = list(larger)
-    if form.count(few) > 1:
+    order = list(form.source or larger)
+    if form.source:
+        order[-1:-1] = few
+    elif form.count(few) > 1:
         place = order.index(own[-1]) + 1 if by_rows else order.index(own[0])
         order[place:place] = few
-    sides = zip(node.operands, (form.lhs, form.rhs), strict=True)
-    x, y = (_spread(ops, ops.convert(name, total), labels, form, order) for name, labels in sides)
+
+    def read(name: str, labels: tuple[int, ...]) -> str:
+        if form.source and labels == larger:
+            name = ops.transpose(name, [labels.index(label) for label in form.source])
+            labels = form.source
+        return _spread(ops, ops.convert(name, total), labels, form, order)
+
+    x, y = map(read, node.operands, (form.lhs, form.rhs))
     summed = [place for place, label in enumerate(order) if label >= form.rank]
     result = ops.sum(ops.both("multiply", x, y), summed)
     kept = [label for label in order if label < form.rank]

@@ -45,6 +45,7 @@ from astitch.xla.prepare_kernels import (
 from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
+from astitch.xla.updates import find_donated_updates
 from astitch.xla.write_module import export_program
 
 
@@ -95,9 +96,10 @@ def compile_for_xla(
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
     left = _find_moves(job, compilation)
-    kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults)
+    slices = _find_slices(compilation, faults, loop=False)
+    kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults, slices)
     job.hand_out_prepared(kernels.values())
-    compilation = note_refusals(compilation, kernels)
+    compilation = note_slices(note_refusals(compilation, kernels), kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune, attention=attention, faults=faults)
     compilation, regions = export_bodies(compilation, partial(_prepare_body, code, faults))
@@ -144,6 +146,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
 
     target = Target(
         launcher=Launcher.XLA,
+        updates=lambda graph: find_donated_updates(graph, job.donated),
         simplified=job.simplified,
         attention=job.attention,
         loops=job.planner,
@@ -204,34 +207,35 @@ def _take_loops(job: _Job, compilation: Compilation) -> tuple[Compilation, dict[
     return _note_loops(compilation, loops, (*notes, *refused)), loops
 
 
-def _prepare_body(
-    code: Code, faults: FaultLog, body: Compilation, loop: bool, left: Mapping[str, str]
-) -> Kernels:
-    """The kernels of a body.  left: to XLA, with the reasons."""
+def _prepare_body(code: Code, faults: FaultLog, body: Compilation, loop: bool) -> Kernels:
+    """The kernels of a body.  loop: is it a loop's?"""
     in_place = find_carried_in_place(body) if loop else {}
-    slices = _find_slices(body, faults) if loop else {}
+    slices = _find_slices(body, faults, loop=True) if loop else {}
+    left = find_unworthy(body, slices)
     return prepare_kernels(body, body.gpu, in_place, left, code, faults, slices)
 
 
-def _find_slices(body: Compilation, faults: FaultLog) -> dict[str, list[SliceWrite]]:
-    """What the kernels of a loop's body write into slices of its state."""
+def _find_slices(
+    compilation: Compilation, faults: FaultLog, *, loop: bool
+) -> dict[str, list[SliceWrite]]:
+    """What the kernels write into slices of a loop's state, or of donated arguments."""
     nothing: dict[str, list[SliceWrite]] = {}
     return faults.attempt(
-        lambda: find_slices(body),
+        lambda: find_slices(compilation, loop=loop),
         lambda: nothing,
         stage="find_slices",
-        subject=body.program.name,
-        cost="XLA copies what kernels write into slices of a loop's state",
+        subject=compilation.program.name,
+        cost="XLA copies what kernels write into slices of larger arrays",
     )
 
 
 def export_bodies(
-    compilation: Compilation, prepare: Callable[[Compilation, bool, Mapping[str, str]], Kernels]
+    compilation: Compilation, prepare: Callable[[Compilation, bool], Kernels]
 ) -> tuple[Compilation, dict[Graph, Graph]]:
     """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
 
-    prepare: the kernels of a body, given whether it is a loop's and which are left to XLA, with the reasons.  A region
-    without kernels is no part of what is returned.
+    prepare: the kernels of a body, given whether it is a loop's.  A region without kernels is no part of what is
+    returned.
 
     Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
     conditional as one step of its main stream, and by default takes neither into a CUDA graph.  So nothing outside runs
@@ -239,8 +243,7 @@ def export_bodies(
     """
     bodies, regions = [], {}
     for body in compilation.bodies:
-        left = find_unworthy(body.compilation)
-        kernels = prepare(body.compilation, OPS[body.op].is_loop, left)
+        kernels = prepare(body.compilation, OPS[body.op].is_loop)
         noted = note_slices(note_refusals(body.compilation, kernels), kernels)
         inner, inside = export_bodies(noted, prepare)
         bodies.append(replace(body, compilation=inner))

@@ -30,7 +30,7 @@ def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str
     XLA lets a custom call's result share memory only where the call says so; else it copies each result of a donated
     parameter to it afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
     """
-    return _find_in_place(compilation, _match_donated(compilation.scopes.graph, donated))
+    return _find_in_place(compilation, match_donated(compilation.scopes.graph, donated))
 
 
 def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
@@ -43,7 +43,7 @@ def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
     return _find_in_place(compilation, into)
 
 
-def _match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
+def match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
     """The buffer that a result may take over, by the result's buffer.
 
     As the graph says, else by JAX's rule.
@@ -86,7 +86,7 @@ def _find_pairs(
     into: Mapping[str, str],
     reads_last: Callable[[str], bool],
 ) -> list[InPlace]:
-    """scope: the kernel's.  into: see _match_donated.  reads_last: does nobody read what a buffer holds after the
+    """scope: the kernel's.  into: see match_donated.  reads_last: does nobody read what a buffer holds after the
     kernel?"""
     arguments = kernel.arguments
     numbers = {p.source: i for i, p in enumerate(arguments)}
@@ -147,7 +147,7 @@ def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
     memory over, even if the program would run that reader first.
     """
     graph, scope = plan.arrangement.graph, plan.scope
-    into = _match_donated(graph, donated)
+    into = match_donated(graph, donated)
     return _find_pairs(plan.kernel, graph, scope, into, partial(_reads_last, graph, scope))
 
 

@@ -24,6 +24,7 @@ from astitch.graph.ir import Graph
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.entry import LaunchAbi
 from astitch.kernel.in_place import InPlace
+from astitch.kernel.pieces import spread_parameter
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.plan import LoopPlanner
@@ -130,6 +131,9 @@ def emit_for_xla(
     """
     aliased = frozenset(number for pair in in_place for number in (pair.read, pair.written))
     cuts = tuple(one.slice for one in slices)
+    for one in slices:
+        if one.run:
+            kernel = spread_parameter(kernel, one.written, one.run, one.step)
     return emit_cuda(kernel, replace(XLA, aliased=aliased, slices=cuts))
 
 

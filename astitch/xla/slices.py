@@ -1,8 +1,8 @@
 """Compilation -> which results of its kernels go straight into slices of larger arrays.
 
-A loop that stacks what its turns compute updates a slice of each stack (`dynamic-update-slice`).  XLA does that in
-place, but by a copy behind the kernel.  Here the kernel writes the slice: it takes the array, whose memory its result
-shares, and where the slice starts.
+A loop that stacks what its turns compute updates a slice of each stack (`dynamic-update-slice`), and a step of decoding
+one of each cache that it was given.  XLA does that in place, but by a copy behind the kernel.  Here the kernel writes
+the slice: it takes the array, whose memory its result shares, and where the slice starts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE
 from astitch.kernel.entry import Slice, SliceStart
 from astitch.kernel.in_place import find_uses
+from astitch.kernel.pieces import ACCESSES
 from astitch.program.steps import KernelStep
 from astitch.show.compilation import Compilation
+from astitch.xla.updates import find_turned_states
 
 ALIGNED_BYTES = 16
-"""Where a kernel stores more than an element at once, slices must start at multiples of it."""
+"""Where a kernel stores more than an element at once, slices and their pieces must start at multiples of it."""
+
+MOST_POSITIONS = 1 << 31
+"""An array whose slices lie in pieces has fewer elements: kernels count them in 32 bits."""
 
 _STARTS = (DType.S32, DType.U32, DType.S64, DType.U64)
 
@@ -33,12 +38,15 @@ class SliceWrite:
 
     update: the op that it makes superfluous.  whole: what that updates.  starts: the values that say where the slice
     is, the outer dimension first.  slice: what the kernel's entry makes of them.
+    run: so many elements lie side by side, and step is from one piece to the next; both 0 where it is one piece.
     """
 
     update: str
     whole: str
     starts: tuple[str, ...]
     slice: Slice
+    run: int = 0
+    step: int = 0
 
     @property
     def written(self) -> int:
@@ -46,12 +54,14 @@ class SliceWrite:
         return self.slice.parameter
 
 
-def find_slices(compilation: Compilation) -> dict[str, list[SliceWrite]]:
+def find_slices(compilation: Compilation, *, loop: bool = True) -> dict[str, list[SliceWrite]]:
     """By kernel, what it writes into slices of the parameters.
 
-    Only the update may read the parameter and the kernel's result.  The slice must be one piece of memory.
+    Only the update may read the parameter and the kernel's result.  A loop's state of which a product reads a transpose
+    is XLA's, see find_turned_states.  loop: is it a loop's body?
     """
     graph = compilation.scopes.graph
+    turned = {graph[name].operands[0] for name in find_turned_states(graph)}
     if compilation.scopes.barriers:
         return {}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
@@ -70,23 +80,27 @@ def find_slices(compilation: Compilation) -> dict[str, list[SliceWrite]]:
         starts = _find_starts(graph, node)
         if buffer not in written or starts is None or not _is_alone(graph, node, buffer):
             continue
-        kernel, number = written[buffer]
-        names, places = starts
-        size = array_of(node).dtype.bytes
-        aligned = all(place.stride * size % ALIGNED_BYTES == 0 for place in places)
-        if not aligned and not _takes_elements(kernels[kernel], number):
+        if loop and node.name in turned:
             continue
-        found.setdefault(kernel, []).append(
-            SliceWrite(node.name, node.operands[0], names, Slice(number, places))
-        )
+        kernel, number = written[buffer]
+        names, places, run, step = starts
+        size = array_of(node).dtype.bytes
+        jumps = [place.stride for place in places] + [run, step]
+        aligned = all(jump * size % ALIGNED_BYTES == 0 for jump in jumps)
+        if not aligned and not _takes(kernels[kernel], number, (k.Load, k.Store)):
+            continue
+        if run and not _takes(kernels[kernel], number, ACCESSES):
+            continue
+        cut = SliceWrite(node.name, node.operands[0], names, Slice(number, places), run, step)
+        found.setdefault(kernel, []).append(cut)
     return found
 
 
-def _takes_elements(kernel: k.Kernel, number: int) -> bool:
-    """Does a kernel access a parameter by single elements alone, so that it may lie anywhere?"""
+def _takes(kernel: k.Kernel, number: int, statements: tuple[type, ...]) -> bool:
+    """Do only such statements of a kernel access a parameter?"""
     name = kernel.arguments[number].name
     uses = find_uses(kernel.body, {name})[name]
-    return all(isinstance(use[-1].statement, k.Load | k.Store) for use in uses)
+    return all(isinstance(use[-1].statement, statements) for use in uses)
 
 
 def _is_alone(graph: Graph, update: Node, buffer: str) -> bool:
@@ -120,12 +134,26 @@ def _list_readers(graph: Graph, base: str, buffer: str = "") -> list[str]:
 
 def _find_starts(
     graph: Graph, update: Node
-) -> tuple[tuple[str, ...], tuple[SliceStart, ...]] | None:
-    """(the values, what they mean) for the dimensions along which a slice has a place; None where it is in pieces."""
+) -> tuple[tuple[str, ...], tuple[SliceStart, ...], int, int] | None:
+    """(the values, what they mean, run, step) for the dimensions along which a slice has a place; see SliceWrite.
+
+    None where its pieces do not lie at equal distances.
+    """
     whole, part = (graph[o].array for o in update.operands[:2])
     cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
-    if not cut or any(part.shape[d] != 1 for d in range(cut[-1])):
+    if not cut:
         return None
+    run = step = 0
+    repeated = [d for d in range(cut[-1]) if part.shape[d] != 1]
+    if repeated:
+        first, last = repeated[0], repeated[-1]
+        if any(
+            d in cut or part.shape[d] == 1 != whole.shape[d] for d in range(first + 1, last + 1)
+        ):
+            return None
+        run, step = (prod(array.shape[last + 1 :]) for array in (part, whole))
+        if whole.size >= MOST_POSITIONS:
+            return None
     names: list[str] = []
     places: list[SliceStart] = []
     for d in cut:
@@ -136,7 +164,7 @@ def _find_starts(
             return None
         names.append(name)
         places.append(SliceStart(STORAGE[start.dtype], whole.shape[d] - part.shape[d], stride))
-    return tuple(names), tuple(places)
+    return tuple(names), tuple(places), run, step
 
 
 def _is_told(graph: Graph, start: Node) -> bool:

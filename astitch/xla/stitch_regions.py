@@ -6,7 +6,7 @@ stays XLA's, and so does what is computed from its counter.  A launch must be wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from astitch.compile import compile_graph
@@ -25,6 +25,8 @@ from astitch.show.compilation import Body, Compilation
 from astitch.show.share import list_regions
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
+from astitch.xla.slices import SliceWrite
+from astitch.xla.updates import find_state_updates, find_turned_states
 
 
 def stitched_regions(node: Node) -> Sequence[Graph]:
@@ -59,9 +61,14 @@ def stitch_bodies(
                     bodies[region] = replace(bodies[region], runs=runs)
                     continue
                 name = f"{path}body_{len(bodies)}_"
-                rules = RegionRules(name, find_updates, leave_region)
+                rules = RegionRules(name, leave_region)
                 try:
-                    target = Target(launcher=Launcher.REGION, region=rules, attention=attention)
+                    target = Target(
+                        launcher=Launcher.REGION,
+                        region=rules,
+                        updates=find_state_updates,
+                        attention=attention,
+                    )
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
                 except Exception as error:
                     pass_interrupt(error)
@@ -74,20 +81,6 @@ def stitch_bodies(
                 bodies[region] = Body(node.name, node.op, region, inner, {node.name: times})
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))
-
-
-def find_updates(graph: Graph) -> dict[str, str]:
-    """Ops that XLA computes in the memory of the region's parameters, with the reason.  A kernel would copy all."""
-    found: dict[str, str] = {}
-    held = set(graph.parameters)  # what is in a parameter's memory
-    for node in graph:
-        if node.operands and node.operands[0] in held:
-            if OPS[node.op].is_view:
-                held.add(node.name)
-            elif OPS[node.op].writes_into:
-                held.add(node.name)
-                found[node.name] = "XLA updates the loop's state in place"
-    return found
 
 
 def find_accumulations(graph: Graph) -> dict[str, str]:
@@ -117,7 +110,7 @@ def leave_region(graph: Graph) -> Left:
 
     So a kernel has its own indices, XLA sees how the counter counts, and no kernel writes a scalar for the other.
     """
-    left = find_updates(graph) | find_accumulations(graph)
+    left = find_state_updates(graph) | find_accumulations(graph) | find_turned_states(graph)
     small = _find_small(graph)
     clones: dict[str, str] = {}
     nodes: dict[str, Node] = {}
@@ -156,12 +149,14 @@ def _is_reduction(node: Node) -> bool:
     return OPS[node.op].kind is Kind.REDUCE or find_running(node) is not None
 
 
-def find_unworthy(compilation: Compilation) -> dict[str, str]:
+def find_unworthy(
+    compilation: Compilation, slices: Mapping[str, Sequence[SliceWrite]]
+) -> dict[str, str]:
     """Kernels of a body that XLA's own fusion makes as well, with the reason.
 
     They move elements, work on single ones, or write arrays of one size without a reduction.  XLA then also adds up the
-    parts of a product.  It computes each update of the loop's stacks where it writes it, which a kernel of ours leaves
-    to a copy.
+    parts of a product, and computes an update of the loop's state where it writes it.  But it launches a fusion for
+    each update; a kernel that computes several writes them.  slices: see find_slices.
     """
     graph = compilation.scopes.graph
     found: dict[str, str] = {}
@@ -177,6 +172,7 @@ def find_unworthy(compilation: Compilation) -> dict[str, str]:
         elif (
             not any(map(_is_reduction, members))
             and len({array_of(graph[name]).size for name in plan.scope.outputs}) == 1
+            and len(slices.get(plan.kernel.name, ())) < 2
         ):
             found[plan.kernel.name] = "it has no reduction and results of one size"
     return found

@@ -66,6 +66,21 @@ def test_a_heavy_op_read_through_a_broadcast_is_kept() -> None:
     }
 
 
+@pytest.mark.parametrize(("features", "kept"), [(64, True), (8, False)])
+def test_weights_of_a_softmax_that_are_repeated_often_are_kept(features: int, kept: bool) -> None:
+    """Else each feature of what they weigh computes them again.  A row's own statistics stay local."""
+    g = GraphBuilder()
+    x, v = g.parameter("f32[64,512]", "x"), g.parameter(f"f32[64,512,{features}]", "v")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    shifted = g.same("subtract", x, g.broadcast(largest, (64, 512), (0,)))
+    e = g.same("exponential", shifted, name="e")
+    half = g.same("multiply", e, g.broadcast(g.constant(0.5), (64, 512), ()), name="half")
+    wide = g.broadcast(half, (64, 512, features), (0, 1))
+    graph = g.build(g.reduce(g.same("multiply", wide, v), (1,), "add", name="sum"))
+    found = reasons(groups_of(graph))
+    assert set(found) == {"largest", "sum", *(["half"] if kept else [])}
+
+
 def test_a_heavy_op_without_repetition_and_a_light_one_with_it_stay_local() -> None:
     g = GraphBuilder()
     x, y = g.parameter("f32[2]"), g.parameter("f32[2,128]")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
-from astitch.graph.ir import DotAttrs, Graph
+from astitch.graph.ir import DotAttrs, Graph, TransposeAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
@@ -73,6 +73,44 @@ def test_a_product_is_small_if_its_operands_are_most_of_it(
 ) -> None:
     arguments = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y))
     assert ("dot" in ops_of(times, *arguments)) is not small
+
+
+def attend_by_groups(q: Any, keys: Any) -> Any:
+    """[batch, heads of keys, rows, size], [batch, words, heads of keys, size] -> [batch, heads of keys, rows, words]"""
+    return jnp.tanh(jnp.einsum("bgrd,bgdl->bgrl", q, keys.transpose(0, 2, 3, 1)))
+
+
+def mix_by_groups(p: Any, values: Any) -> Any:
+    return jnp.tanh(jnp.einsum("bgrl,bgld->bgrd", jnp.abs(p), values.transpose(0, 2, 1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "written"),
+    [(4, 2048, True), (8, 2048, True), (16, 2048, False), (4, 256, False)],
+)
+def test_few_rows_beside_a_large_transposed_matrix_are_written_out(
+    rows: int, words: int, written: bool
+) -> None:
+    """In the order of the cache, with the rows side by side: it is neither transposed nor read several times."""
+    cache = jax.ShapeDtypeStruct((8, words, 4, 64), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((8, 4, rows, 64), jnp.bfloat16)
+    p = jax.ShapeDtypeStruct((8, 4, rows, words), jnp.bfloat16)
+    for fn, left in ((attend_by_groups, q), (mix_by_groups, p)):
+        graph = check_graph(decompose_small_dots(graph_of(fn, left, cache), H100))
+        assert any(node.op == "dot" for node in graph) is not written
+        if written:
+            (total,) = (graph[node.operands[0]] for node in graph if node.op == "reduce")
+            assert total.shape == (8, words, 4, rows, 64)
+            turned = (node for node in graph if isinstance(node.attrs, TransposeAttrs))
+            assert all(node.array.size * 8 <= 8 * words * 4 * 64 for node in turned)
+
+
+def test_a_matrix_that_a_kernel_computes_is_written_in_any_order() -> None:
+    def fn(q: Any, keys: Any) -> Any:
+        return attend_by_groups(q, jnp.tanh(keys))
+
+    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 4, 4, 64), (8, 2048, 4, 64))]
+    assert "dot" in ops_of(fn, *arrays)
 
 
 def test_few_terms_need_no_sum_of_a_kernel() -> None:
@@ -188,6 +226,11 @@ def loss(w: jax.Array, x: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
+    "scores of a group": (attend_by_groups, (normal(2, 3, 4, 8), normal(2, 40, 3, 8))),
+    "values of a group": (
+        mix_by_groups,
+        (normal(2, 3, 5, 40, dtype=jnp.bfloat16), normal(2, 40, 3, 8, dtype=jnp.bfloat16)),
+    ),
     "attention": (attend, (normal(8, 33), normal(8, 33, 20), normal(20, 1))),
     "gradients of a head of two": (
         jax.value_and_grad(loss, (0, 1)),
@@ -213,7 +256,10 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_compute_them(name: str) -> None:
+def test_kernels_compute_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.endswith("of a group"):  # as if caches were large
+        monkeypatch.setattr("astitch.rewrite.small_dots.LEAST_TRANSPOSED_BYTES", 0)
+        monkeypatch.setattr("astitch.rewrite.small_dots.READ_AGAIN_BYTES", 1024)
     fn, arguments = CASES[name]
     hlo = lower(fn, *arguments)
     compilation = compile_hlo(hlo)

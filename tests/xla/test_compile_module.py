@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from astitch.xla.compile_module import export_bodies
 from astitch.xla.memory_reuse import find_carried_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel
 from astitch.xla.slices import find_slices
-from astitch.xla.stitch_regions import stitch_bodies
+from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import (
     _as_if_there_was_a_gpu,  # noqa: F401
@@ -121,11 +121,10 @@ def compile_loop(name: str) -> tuple[Compilation, dict[Graph, Graph]]:
     return export_bodies(stitch_bodies(compile_graph(graph, few_sms(4))), as_body_text)
 
 
-def as_body_text(
-    body: Compilation, loop: bool, left: Mapping[str, str]
-) -> dict[str, XlaKernel | KernelRefusal]:
+def as_body_text(body: Compilation, loop: bool) -> dict[str, XlaKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
     slices = find_slices(body) if loop else {}
+    left = find_unworthy(body, slices)
     kernels = as_text(body)
     for kernel in planned_kernels(body):
         if kernel.name in left:

@@ -1,0 +1,33 @@
+"""Kernel -> Kernel: a parameter whose elements lie in pieces of a larger array, and not side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from astitch.graph import index as ix
+from astitch.graph.index import Linear
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.statement import Statement
+from astitch.kernel.visit_statements import rewrite_statements
+
+ACCESSES = (k.Load, k.LoadVector, k.Store, k.StoreVector)
+"""The statements that say at which element of an array they begin."""
+
+
+def spread_parameter(kernel: k.Kernel, number: int, run: int, step: int) -> k.Kernel:
+    """The kernel with another distance between the elements of a parameter.
+
+    Each `run` elements lie side by side; the next ones begin `step` elements behind them.  Only ACCESSES may name the
+    parameter, and no vector may reach over the end of a run.
+    """
+    name = kernel.arguments[number].name
+
+    def spread(position: Linear) -> Linear:
+        return ix.add(position, ix.scale(ix.divide(position, run), step - run))
+
+    def rewrite(statement: Statement) -> Statement:
+        if isinstance(statement, ACCESSES) and statement.array == name:
+            return replace(statement, position=spread(statement.position))
+        return statement
+
+    return replace(kernel, body=rewrite_statements(kernel.body, rewrite))

@@ -1,0 +1,229 @@
+"""Which updates XLA computes in the memory of a donated argument or of a loop's state, and what kernels then do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+import astitch
+from astitch.compile import compile_graph
+from astitch.graph.ir import Graph
+from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
+from astitch.rewrite.simplify import simplify
+from astitch.xla.slices import find_slices
+from astitch.xla.updates import find_donated_updates, find_turned_states
+from astitch.xla.write_module import export_program
+from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
+from tests.emulated_xla import as_text, run_graph, with_text
+from tests.hlo_runner import lower
+from tests.small_gpu import few_sms
+
+BATCH, WORDS, HEADS, SIZE = 3, 16, 2, 8
+WIDTH = HEADS * SIZE
+_RANDOM = np.random.default_rng(0)
+Arrays = list[np.ndarray]
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return (_RANDOM.standard_normal(shape) / 2).astype(dtype)
+
+
+def attend(q: Any, keys: Any, values: Any, mask: Any) -> Any:
+    """[batch, heads, size], caches [batch, words, heads, size]."""
+    scores = jnp.einsum("bhd,blhd->bhl", q, keys).astype(jnp.float32)
+    p = jax.nn.softmax(jnp.where(mask, scores, -1e9), -1).astype(q.dtype)
+    return jnp.einsum("bhl,blhd->bhd", p, values).reshape(len(q), -1)
+
+
+def split(x: Any, w: Any) -> Any:
+    q, k, v = jnp.split(jnp.tanh(x @ w), 3, -1)
+    return (a.reshape(len(a), HEADS, -1) for a in (q, k, v))
+
+
+def at_one_place(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+    q, k, v = split(x, w)
+    keys = lax.dynamic_update_slice(keys, k[:, None], (0, place, 0, 0))
+    values = lax.dynamic_update_slice(values, v[:, None], (0, place, 0, 0))
+    mask = (jnp.arange(keys.shape[1]) <= place)[None, None]
+    return keys, values, x + attend(q, keys, values, mask)
+
+
+def heads_first(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+    """Caches that lie [batch, heads, words, size]."""
+    q, k, v = split(x, w)
+    keys = lax.dynamic_update_slice_in_dim(keys, k[:, :, None], place, 2)
+    values = lax.dynamic_update_slice_in_dim(values, v[:, :, None], place, 2)
+    mask = (jnp.arange(keys.shape[2]) <= place)[None, None]
+    turned = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
+    return keys, values, x + attend(q, *turned, mask)
+
+
+def layers_in_one(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+    """One cache of all layers, which each layer updates."""
+    for layer in range(2):
+        q, k, v = split(x, w)
+        keys = lax.dynamic_update_slice(keys, k[None, :, None], (layer, 0, place, 0, 0))
+        values = lax.dynamic_update_slice(values, v[None, :, None], (layer, 0, place, 0, 0))
+        mask = (jnp.arange(keys.shape[2]) <= place)[None, None]
+        x = x + attend(q, keys[layer], values[layer], mask)
+    return keys, values, x
+
+
+def places_of_their_own(keys: Any, values: Any, x: Any, w: Any, places: Any) -> Any:
+    q, k, v = split(x, w)
+    rows = jnp.arange(len(x))
+    keys, values = keys.at[rows, places].set(k), values.at[rows, places].set(v)
+    mask = (jnp.arange(keys.shape[1])[None] <= places[:, None])[:, None]
+    return keys, values, x + attend(q, keys, values, mask)
+
+
+PLACE, PLACES = np.int32(5), np.asarray([5, 0, 15], np.int32)
+CACHE = (BATCH, WORDS, HEADS, SIZE)
+
+DECODING: dict[str, tuple[Callable[..., Any], tuple[int, ...], np.ndarray, int, int]] = {
+    "one place": (at_one_place, CACHE, PLACE, 2, 2),
+    "heads first": (heads_first, (BATCH, HEADS, WORDS, SIZE), PLACE, 2, 2),
+    "layers in one": (layers_in_one, (2, *CACHE), PLACE, 4, 2),
+    "places of their own": (places_of_their_own, CACHE, PLACES, 2, 0),
+}
+"""Functions with the shape of their caches, the place, how many updates there are, and how many kernels write."""
+
+
+@pytest.fixture
+def small_arrays_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.xla.updates.LEAST_UPDATED_BYTES", 0)
+
+
+def draw(name: str, dtype: Any = np.float32) -> Arrays:
+    _, cache, place, _, _ = DECODING[name]
+    shapes = (cache, cache, (BATCH, WIDTH), (WIDTH, 3 * WIDTH))
+    return [*(normal(*shape, dtype=dtype) for shape in shapes), np.asarray(place)]
+
+
+def graph_of(fn: Callable[..., Any], *arguments: Any) -> Graph:
+    return simplify(import_hlo(lower(fn, *arguments)))
+
+
+def stitch(graph: Graph, donated: tuple[bool, ...]) -> tuple[Graph, int]:
+    """(the module's graph, how many slices its kernels write)."""
+    updates = partial(find_donated_updates, donated=donated)
+    compilation = compile_graph(graph, few_sms(4), Target(launcher=Launcher.XLA, updates=updates))
+    found = find_slices(compilation, loop=False)
+    kernels = dict(as_text(compilation))
+    for plan in compilation.plans:
+        kernels[plan.kernel.name] = with_text(plan.kernel, (), found.get(plan.kernel.name, ()))
+    module = import_hlo(export_program(compilation, kernels, {}))
+    return module, sum(map(len, found.values()))
+
+
+@pytest.mark.usefixtures("small_arrays_count")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", DECODING)
+def test_kernels_write_what_is_new_in_a_cache(name: str, dtype: Any) -> None:
+    fn, _, _, updates, slices = DECODING[name]
+    arguments = draw(name, dtype)
+    graph = graph_of(fn, *arguments)
+    donated = (True, True, False, False, False)
+    assert len(find_donated_updates(graph, donated)) == updates
+    module, written = stitch(graph, donated)
+    assert written == slices
+    results = run_graph(module, arguments)
+    tolerance = 2e-5 if dtype is np.float32 else 5e-2
+    for got, wanted in zip(results, jax.jit(fn)(*arguments), strict=True):
+        got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_a_small_cache_is_a_kernel_s() -> None:
+    graph = graph_of(at_one_place, *draw("one place"))
+    assert find_donated_updates(graph, (True, True, False, False, False)) == {}
+
+
+@pytest.mark.usefixtures("small_arrays_count")
+@pytest.mark.parametrize("donated", [(), (False, False, True, True, False)])
+def test_what_is_not_donated_is_not_updated(donated: tuple[bool, ...]) -> None:
+    graph = graph_of(at_one_place, *draw("one place"))
+    assert find_donated_updates(graph, donated or (False,) * 5) == {}
+
+
+def most_of_it(x: Any, y: Any) -> Any:
+    return lax.dynamic_update_slice(x, jnp.tanh(y), (1, 0))
+
+
+def of_something_else(x: Any, y: Any) -> Any:
+    return lax.dynamic_update_slice(jnp.exp(x), jnp.tanh(y[:1]), (1, 0))
+
+
+def behind_which_more_is_done(x: Any, y: Any) -> Any:
+    return lax.dynamic_update_slice(x, jnp.tanh(y[:1]), (1, 0)) + 1
+
+
+@pytest.mark.usefixtures("small_arrays_count")
+@pytest.mark.parametrize("fn", [most_of_it, of_something_else, behind_which_more_is_done])
+def test_kernels_write_whole_arrays_where_they_must(fn: Callable[..., Any]) -> None:
+    graph = graph_of(fn, normal(8, 16), normal(6, 16))
+    assert find_donated_updates(graph, (True, False)) == {}
+
+
+def test_a_product_reads_a_state_as_xla_carries_it() -> None:
+    """Eight queries of one head: a product, for which XLA may carry the cache transposed."""
+
+    def turn(keys: Any, q: Any, k: Any, place: Any) -> Any:
+        keys = lax.dynamic_update_slice(keys, k[:, None], (0, place, 0, 0))
+        return keys, jnp.einsum("bhrd,bhdl->bhrl", q, keys.transpose(0, 2, 3, 1))
+
+    keys, q, k = normal(*CACHE), normal(BATCH, HEADS, 8, SIZE), normal(BATCH, HEADS, SIZE)
+    graph = graph_of(turn, keys, q, k, PLACE)
+    found = find_turned_states(graph)
+    assert found
+    assert all(graph[name].op == "transpose" for name in found)
+    kernels_only = graph_of(lambda k, x: (k, jnp.tanh(k.transpose(1, 0, 2, 3)) + x), keys, 1.0)
+    assert find_turned_states(kernels_only) == {}
+
+
+@needs_hook
+@pytest.mark.parametrize("name", DECODING)
+def test_xla_copies_no_cache(name: str) -> None:
+    """The arguments are planned once, and what a step needs besides is smaller than a cache."""
+    fn, cache, place, _, _ = DECODING[name]
+    larger = {WORDS: 32 * WORDS, SIZE: 8 * SIZE}
+    cache, width = tuple(larger.get(extent, extent) for extent in cache), 8 * WIDTH
+    put = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(devices()[0]))
+    arrays = [put(s, jnp.bfloat16) for s in (cache, cache, (BATCH, width), (width, 3 * width))]
+    with hooked() as seen:
+        compiled = compile_ahead(
+            partial(fn), *arrays, put(np.shape(place), jnp.int32), donate_argnums=(0, 1)
+        )
+    assert seen.stitchings[-1].kernels
+    stats = compiled.memory_analysis()
+    one = int(np.prod(cache)) * 2
+    assert stats.alias_size_in_bytes >= 2 * one
+    assert stats.temp_size_in_bytes < one
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("small_arrays_count")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", DECODING)
+def test_caches_on_a_gpu_hold_what_xla_s_do(name: str, dtype: Any) -> None:
+    fn = DECODING[name][0]
+    arguments = draw(name, dtype)
+    results = []
+    for enabled in (astitch.enabled(), astitch.disabled()):
+        with enabled, jax.default_matmul_precision("highest"):
+            step = jax.jit(lambda *given: fn(*given), donate_argnums=(0, 1))
+            results.append(step(*map(jnp.asarray, arguments)))
+    tolerance = 2e-5 if dtype is np.float32 else 5e-2
+    for got, wanted in zip(*results, strict=True):
+        got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
