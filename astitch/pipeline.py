@@ -179,7 +179,9 @@ def _order_scatters(graph: Graph, job: Job) -> Graph:
     ordered = order_scatters(
         graph, in_place=job.target.in_xla, only_contended=not job.target.orders_scatters
     )
-    return graph if ordered is graph else expand(check_graph(ordered))
+    if ordered is graph:
+        return graph
+    return expand(check_graph(ordered), keep=job.target.updates(ordered))
 
 
 def _leave(graph: Graph, job: Job) -> Left:

@@ -78,16 +78,22 @@ def _find_turn(graph: Graph, node: Node) -> _Turn | None:
     identity = tuple(range(array.rank))
     for leaf in _list_leaves(graph, node, inside):
         attrs = leaf.attrs
-        if isinstance(attrs, TransposeAttrs) and len(graph.users[leaf.name]) == 1:
+        if isinstance(attrs, TransposeAttrs) and _is_read_once(graph, leaf.name):
+            if OPS[graph[leaf.operands[0]].op].kind is Kind.COMPUTE:
+                return None  # a product gives its result in any order
             along[attrs.permutation] += leaf.array.bytes
         elif not OPS[leaf.op].is_broadcast and not is_embedded(graph, leaf.name):
             along[identity] += leaf.array.bytes
     if not along:
         return None
-    best, held = max(along.items(), key=lambda item: item[1])
+    best, held = max(along.items(), key=lambda item: (item[1], item[0]))
     if best == identity or held <= along[identity] + node.array.bytes:
         return None
     return _Turn(best, frozenset(inside))
+
+
+def _is_read_once(graph: Graph, name: str) -> bool:
+    return len(graph.users[name]) == 1 and name not in graph.outputs
 
 
 def _find_inside(graph: Graph, node: Node) -> set[str]:

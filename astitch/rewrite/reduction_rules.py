@@ -101,16 +101,20 @@ def sum_below_transposes(node: Node, draft: Draft) -> Node | str | None:
         below[inner.name] = None
         row = OPS.get(inner.op)
         if isinstance(inner.attrs, TransposeAttrs):
+            if OPS[draft[inner.operands[0]].op].kind is Kind.COMPUTE:
+                return None  # a product gives its result in any order
             permutations.add(inner.attrs.permutation)
         elif isinstance(inner.attrs, BroadcastAttrs):
             if draft[inner.operands[0]].array.size * MUCH_SMALLER > inner.array.size:
                 return None
         elif row is not None and row.kind is Kind.ELEMENTWISE and inner.operands:
             flops += row.flops
+            if flops > MOST_FLOPS or len(below) > MOST_FLOPS:
+                return None
             pending += inner.operands
         else:
             return None
-    if len(permutations) != 1 or flops > MOST_FLOPS:
+    if len(permutations) != 1:
         return None
     (p,) = permutations
     reduced = [p[i] for i in range(len(p)) if i in node.attrs.dimensions]

@@ -61,9 +61,11 @@ def find_slices(compilation: Compilation, *, loop: bool = True) -> dict[str, lis
     is XLA's, see find_turned_states.  loop: is it a loop's body?
     """
     graph = compilation.scopes.graph
-    turned = {graph[name].operands[0] for name in find_turned_states(graph)}
     if compilation.scopes.barriers:
         return {}
+    states = find_turned_states(graph) if loop else {}
+    turned = {stored_value(graph, graph[name].operands[0]) for name in states}
+    inside = {name for plan in compilation.plans for name in plan.scope.members}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     written = {
         view.buffer: (step.kernel.name, number)
@@ -74,7 +76,7 @@ def find_slices(compilation: Compilation, *, loop: bool = True) -> dict[str, lis
     }
     found: dict[str, list[SliceWrite]] = {}
     for node in graph:
-        if not OPS[node.op].writes_into or node.regions:
+        if not OPS[node.op].writes_into or node.regions or node.name in inside:
             continue  # a scatter has a region
         buffer = storage_name(graph, node.operands[1])
         starts = _find_starts(graph, node)
@@ -147,9 +149,7 @@ def _find_starts(
     repeated = [d for d in range(cut[-1]) if part.shape[d] != 1]
     if repeated:
         first, last = repeated[0], repeated[-1]
-        if any(
-            d in cut or part.shape[d] == 1 != whole.shape[d] for d in range(first + 1, last + 1)
-        ):
+        if any(d in cut for d in range(first + 1, last + 1)):
             return None
         run, step = (prod(array.shape[last + 1 :]) for array in (part, whole))
         if whole.size >= MOST_POSITIONS:
