@@ -14,6 +14,7 @@ from benchmarks.workloads import WORKLOADS
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("train", "train-scan"),
     "llama": ("train", "decode", "generate"),
+    "decoding": ("heads", "heads-first", "groups", "places", "layers"),
     "vit": ("train", "infer"),
     "resnet": ("train-f32", "train-bf16", "infer-f32", "infer-bf16"),
     "unet": ("denoise",),
