@@ -22,8 +22,8 @@ MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
 REPEATED = 16
-"""What varies along a row, is behind a heavy op and is repeated so often is kept: softmax that weighs vectors.  Threads
-know a row's own statistics anyway."""
+"""A value that varies along a row and is behind a heavy op is kept if it is repeated so often: the weights of a softmax
+that weighs vectors.  A row's own statistics are not, since a thread computes them once for its row."""
 
 MANY_INDICES = 8
 """Readers at a value's own index are taken to read at the same indices.  The halves of random bits are such readers:
@@ -115,32 +115,39 @@ def _number(numbers: dict[tuple[int, str, int], int], at: int, reader: str, oper
     return numbers.setdefault((at, reader, operand), len(numbers))
 
 
+def _find_repeated(graph: Graph, scope: Scope, inside: set[str]) -> dict[str, str]:
+    """Element-wise values of which a thread would compute a heavy op again for each place where they are repeated."""
+    found: dict[str, str] = {}
+    along: set[str] = set()  # vary along a dimension that a row's statistic is repeated along
+    behind: set[str] = set()  # those of them that need a heavy op
+    for name in scope.members:
+        node, row = graph[name], OPS[graph[name].op]
+        if row.is_broadcast and node.array.size > graph[node.operands[0]].array.size > 1:
+            along.add(name)
+        elif row.kind is Kind.ELEMENTWISE and node.array.size > 1:
+            heavy = row.cost is Cost.HEAVY
+            if not along.isdisjoint(node.operands):
+                along.add(name)
+            if heavy and _read_through_broadcast(graph, inside, name):
+                found[name] = "heavy element-wise op read through a broadcast"
+            elif (heavy or not behind.isdisjoint(node.operands)) and name in along:
+                if _read_through_broadcast(graph, inside, name, REPEATED):
+                    found[name] = "behind a heavy element-wise op, read through a broadcast"
+                else:
+                    behind.add(name)
+    return found
+
+
 def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
     """Every value that deserves a buffer, in topological order, each with its reason."""
     inside = set(scope.members)
     kept: dict[str, str] = {}
-    spread: set[str] = set()  # values along a dimension that another value is repeated along
-    behind: set[str] = set()  # those of them that a thread computes by a heavy op
     for name in scope.members:
-        node = graph[name]
-        row = OPS[node.op]
-        if row.is_reduce:
+        if OPS[graph[name].op].is_reduce:
             kept[name] = "reduce"
         elif is_running(graph, name):
             kept[name] = "running reduction"
-        elif row.is_broadcast and node.array.size > graph[node.operands[0]].array.size > 1:
-            spread.add(name)
-        elif row.kind is Kind.ELEMENTWISE and node.array.size > 1:
-            heavy = row.cost is Cost.HEAVY
-            if not spread.isdisjoint(node.operands):
-                spread.add(name)
-            if heavy and _read_through_broadcast(graph, inside, name):
-                kept[name] = "heavy element-wise op read through a broadcast"
-            elif (heavy or not behind.isdisjoint(node.operands)) and name in spread:
-                if _read_through_broadcast(graph, inside, name, REPEATED):
-                    kept[name] = "behind a heavy element-wise op, read through a broadcast"
-                else:
-                    behind.add(name)
+    kept |= _find_repeated(graph, scope, inside)
     for output in scope.outputs:
         stored = stored_value(graph, output)
         if stored in inside and not _is_reduce_result(graph, stored):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Warp:
         """What was found under a key, until a name gets a value."""
         if key not in self.kept:
             self.kept[key] = find()
-        return self.kept[key]  # type: ignore[return-value]
+        return cast(Found, self.kept[key])
 
     def set_threads(self, section: k.Section) -> None:
         cols, rows = section.col_threads, section.row_threads
@@ -73,9 +73,15 @@ class Warp:
         self.still = {**self.spans, "first": (0, 0)}
         self.threads = _list_threads(self.block, cols, rows)
 
-    def define(self, name: str, forms: Sequence[Linear]) -> None:
-        """An index that is one of the forms; their values are much alike."""
+    def set_tasks(self, count: int) -> None:
         self.kept.clear()
+        self.spans["task"], self.still["task"] = (0, count - 1), (0, 0)
+
+    def define(self, name: str, forms: Sequence[Linear], *, falls: bool = False) -> None:
+        """An index that is one of the forms; their values are much alike.  falls: as loops run."""
+        self.kept.clear()
+        if falls:
+            self.falling.add(name)
         self.values[name] = self.evaluate(forms[0])
         for known in (self.spans, self.still):
             lows, highs = zip(*(self.bounds(form, known) for form in forms), strict=True)

@@ -468,9 +468,7 @@ def price_described(counter: Counter, statement: k.Statement, frame: Frame) -> N
 
 
 def _price_index(counter: Counter, index: k.Index, frame: Frame) -> None:
-    counter.warp.define(index.name, (index.form,))
-    if counter.warp.falls(index.form):
-        counter.warp.falling.add(index.name)
+    counter.warp.define(index.name, (index.form,), falls=counter.warp.falls(index.form))
     price = price_form(index.form, counter.kernel.wide_index)
     counter.add({_I: price}, frame.trips, frame.copies)
 
@@ -772,8 +770,7 @@ def _price_common(counter: Counter, common: k.Common, frame: Frame) -> None:
 
 def _price_task_loop(counter: Counter, tasks: k.TaskLoop, frame: Frame) -> None:
     counter.loop.tasks, counter.loop.once = tasks.tasks, tasks.once
-    counter.warp.kept.clear()
-    counter.warp.spans["task"], counter.warp.still["task"] = (0, tasks.tasks - 1), (0, 0)
+    counter.warp.set_tasks(tasks.tasks)
     counter.wait()
     counter.in_task = True
     counter.walk(tasks.body, Frame())

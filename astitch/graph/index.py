@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 UNBOUNDED = 1 << 62
 """Extent of a symbol of which only the name is known where a form is made."""
@@ -136,7 +136,7 @@ def _kept_with_form(derive: Derive) -> Derive:
         found = form._derived[derive, by] = derive(form, by)
         return found
 
-    return find  # type: ignore[return-value]
+    return cast(Derive, find)
 
 
 def _keep(kept: dict[Kept, Value], key: Kept, value: Value) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from astitch.errors import IllegalProduct
 from astitch.graph import index as ix
 from astitch.graph.index import Linear
 from astitch.kernel import kernel_ir as k
@@ -18,7 +19,7 @@ def spread_parameter(kernel: k.Kernel, number: int, run: int, step: int) -> k.Ke
     """The kernel with another distance between the elements of a parameter.
 
     Each `run` elements lie side by side; the next ones begin `step` elements behind them.  Only ACCESSES may name the
-    parameter, and no vector may reach over the end of a run.
+    parameter.  Raises IllegalProduct where a vector would reach over the end of a run.
     """
     name = kernel.arguments[number].name
 
@@ -26,8 +27,13 @@ def spread_parameter(kernel: k.Kernel, number: int, run: int, step: int) -> k.Ke
         return ix.add(position, ix.scale(ix.divide(position, run), step - run))
 
     def rewrite(statement: Statement) -> Statement:
-        if isinstance(statement, ACCESSES) and statement.array == name:
-            return replace(statement, position=spread(statement.position))
-        return statement
+        if not isinstance(statement, ACCESSES) or statement.array != name:
+            return statement
+        width = statement.width if isinstance(statement, k.LoadVector | k.StoreVector) else 1
+        if run % width:
+            raise IllegalProduct(
+                f"kernel {kernel.name}: vectors of {width} in {name} reach over pieces of {run} elements"
+            )
+        return replace(statement, position=spread(statement.position))
 
     return replace(kernel, body=rewrite_statements(kernel.body, rewrite))

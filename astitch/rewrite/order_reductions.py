@@ -4,26 +4,23 @@ A product of few rows, written out, is a reduction of element-wise ops over a tr
 sum of values, which lie one behind the other, is written over values of one feature.  A kernel that walked in that
 order would read each element apart.  The order of a reduction's dimensions is free, so it takes that of the larger
 operands.
+
+Sums of which all is transposed alike have turned by then: simplify's rule sum_below_transposes, which knows no readers.
+Here bytes are weighed: what lies in another order, what else reads a value, and what a result's transpose costs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import (
-    ArrayType,
-    DimensionsAttrs,
-    Graph,
-    IotaAttrs,
-    Node,
-    TransposeAttrs,
-)
+from astitch.graph.ir import ArrayType, DimensionsAttrs, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.reduction_rules import compute_below
 from astitch.rewrite.simplify import rewrite_graph
 
 LEAST_BYTES = 64 << 10
@@ -47,7 +44,7 @@ def order_reductions(graph: Graph, log: Log | None = None) -> Graph:
         if turn is None:
             return None
         heard("order_reductions", node.name)
-        return _put(graph, graph[node.name], turn, draft, values)
+        return _put(node, turn, draft, values)
 
     return rewrite_graph(graph, heard, change)
 
@@ -61,9 +58,6 @@ class _Turn:
 
     permutation: Permutation
     inside: frozenset[str]
-
-    def invert(self) -> Permutation:
-        return tuple(self.permutation.index(d) for d in range(len(self.permutation)))
 
 
 def _find_turn(graph: Graph, node: Node) -> _Turn | None:
@@ -118,41 +112,19 @@ def _list_leaves(graph: Graph, node: Node, inside: set[str]) -> Iterator[Node]:
     yield from (graph[name] for name in read - inside if graph[name].array.rank == rank)
 
 
-def _put(graph: Graph, node: Node, turn: _Turn, draft: Draft, values: Mapping[str, str]) -> str:
-    """The reduction over what is not transposed, and its result in the order that it had."""
-    ops, inverse = DraftOps(node, draft), turn.invert()
-    made: dict[str, str] = {}
+def _put(node: Node, turn: _Turn, draft: Draft, values: Mapping[str, str]) -> str:
+    """The reduction over what is not transposed, and its result in the order that it had.
 
-    def give(name: str) -> str:
-        """A value in the new order."""
-        if name not in made:
-            made[name] = find(graph[name])
-        return made[name]
-
-    def find(read: Node) -> str:
-        if read.array.rank == 0:
-            return values[read.name]
-        shape = [read.shape[d] for d in inverse]
-        if read.name in turn.inside:
-            operands = tuple(give(o) for o in read.operands)
-            return ops.add(read.op, read.dtype, shape, operands, read.attrs, read.regions)
-        attrs = read.attrs
-        if isinstance(attrs, TransposeAttrs) and attrs.permutation == turn.permutation:
-            return values[read.operands[0]]
-        if isinstance(attrs, IotaAttrs):
-            return ops.add(
-                "iota", read.dtype, shape, (), IotaAttrs(turn.permutation[attrs.dimension])
-            )
-        return ops.transpose(values[read.name], inverse)
-
+    node: as the draft reads it.
+    """
     assert isinstance(node.attrs, DimensionsAttrs)
-    p, dimensions = turn.permutation, node.attrs.dimensions
-    reduced = tuple(sorted(p[d] for d in dimensions))
+    ops, p, dimensions = DraftOps(node, draft), turn.permutation, node.attrs.dimensions
+    inside = {values[name] for name in turn.inside}
+    operand = compute_below(node, draft, node.operands[0], p, inside)
     kept = [p[d] for d in range(len(p)) if d not in dimensions]
     below = sorted(kept)
     shape = [node.shape[kept.index(d)] for d in below]
-    operands = (give(node.operands[0]), values[node.operands[1]])
-    result = ops.add(
-        "reduce", node.dtype, shape, operands, replace(node.attrs, dimensions=reduced), node.regions
-    )
+    attrs = DimensionsAttrs(tuple(sorted(p[d] for d in dimensions)))
+    operands = (operand, node.operands[1])
+    result = ops.add("reduce", node.dtype, shape, operands, attrs, node.regions)
     return ops.transpose(result, [below.index(d) for d in kept])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from astitch.graph.ir import (
@@ -12,6 +12,7 @@ from astitch.graph.ir import (
     DimensionsAttrs,
     DotAttrs,
     Graph,
+    IotaAttrs,
     NoAttrs,
     Node,
     TransposeAttrs,
@@ -86,7 +87,8 @@ def sum_below_transposes(node: Node, draft: Draft) -> Node | str | None:
     """reduce(f(transpose(x, p), broadcast(y), ..), e, d) -> reduce(f(x, broadcast(y'), ..), e, p∘d), element-wise f
 
     under the condition of absorb_transpose_into_reduce.  y is much smaller than x, and f cheap: others may still read
-    it as it was.  So sums over rows of a transposed array read the array along its own rows.
+    it as it was.  So sums over rows of a transposed array read the array along its own rows, and later passes see a
+    softmax over columns as one over rows.  rewrite/order_reductions.py weighs the other cases.
     """
     assert isinstance(node.attrs, DimensionsAttrs)
     if len(node.operands) != 2 or draft[node.operands[0]].op == "transpose":
@@ -121,28 +123,44 @@ def sum_below_transposes(node: Node, draft: Draft) -> Node | str | None:
     kept = [p[i] for i in range(len(p)) if i not in node.attrs.dimensions]
     if not (ascends(reduced) and ascends(kept)):
         return None
-    inverse = tuple(p.index(d) for d in range(len(p)))
-    moved: dict[str, str] = {}
-
-    def move(name: str) -> str:
-        """A value before the transpose."""
-        inner = draft[name]
-        if name not in below:
-            return name  # a scalar
-        if name not in moved:
-            type_ = ArrayType(inner.dtype, tuple(inner.shape[i] for i in inverse))
-            if isinstance(inner.attrs, TransposeAttrs):
-                moved[name] = inner.operands[0]
-            elif isinstance(inner.attrs, BroadcastAttrs):
-                attrs = TransposeAttrs(inverse)
-                moved[name] = draft.add(node, "transpose", type_, (name,), attrs)
-            else:
-                operands = tuple([move(o) for o in inner.operands])
-                moved[name] = draft.add(node, inner.op, type_, operands, inner.attrs, inner.regions)
-        return moved[name]
-
-    operands = (move(node.operands[0]), node.operands[1])
+    operands = (compute_below(node, draft, node.operands[0], p, below), node.operands[1])
     return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
+
+
+def compute_below(
+    origin: Node,
+    draft: Draft,
+    name: str,
+    permutation: Sequence[int],
+    inside: Collection[str],
+) -> str:
+    """x, where the value is transpose(x, permutation): the element-wise ops `inside` are computed in the order of x.
+
+    What they read from outside is what was transposed so, or is transposed back.
+    """
+    inverse = tuple(permutation.index(d) for d in range(len(permutation)))
+    made: dict[str, str] = {}
+
+    def find(inner: Node) -> str:
+        if not inner.array.rank:
+            return inner.name
+        type_ = ArrayType(inner.dtype, tuple(inner.shape[d] for d in inverse))
+        if isinstance(inner.attrs, TransposeAttrs) and inner.attrs.permutation == permutation:
+            return inner.operands[0]
+        if isinstance(inner.attrs, IotaAttrs):
+            attrs = IotaAttrs(permutation[inner.attrs.dimension])
+            return draft.add(origin, "iota", type_, (), attrs)
+        if inner.name in inside and OPS[inner.op].kind is Kind.ELEMENTWISE:
+            operands = tuple([give(o) for o in inner.operands])
+            return draft.add(origin, inner.op, type_, operands, inner.attrs, inner.regions)
+        return draft.add(origin, "transpose", type_, (inner.name,), TransposeAttrs(inverse))
+
+    def give(name: str) -> str:
+        if name not in made:
+            made[name] = find(draft[name])
+        return made[name]
+
+    return give(name)
 
 
 def sort_reduced_dimensions(node: Node, draft: Draft) -> Node | str | None:

@@ -465,8 +465,11 @@ def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
         if producer >= 0:
             readers &= ~(1 << producer)
         if readers or value.escapes:
-            moved, read = value.bytes, value.read_bytes
-            values.append(Value(producer, moved, read, readers, value.escapes, value.buffer))
+            values.append(
+                Value(  # as replace would make it: this is the innermost loop of the search
+                    producer, value.bytes, value.read_bytes, readers, value.escapes, value.buffer
+                )
+            )
     inner = [list(each_vertex(groups[group])) for group in order]
     levels = [0] * len(order)
     for number, vertices in enumerate(inner):

@@ -7,6 +7,7 @@ the slice: it takes the array, whose memory its result shares, and where the sli
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -54,18 +55,33 @@ class SliceWrite:
         return self.slice.parameter
 
 
-def find_slices(compilation: Compilation, *, loop: bool = True) -> dict[str, list[SliceWrite]]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a slice is in its array.  names: the values of the starts.  Else see Slice and SliceWrite."""
+
+    names: tuple[str, ...]
+    starts: tuple[SliceStart, ...]
+    run: int
+    step: int
+
+    def jumps(self) -> Iterator[int]:
+        """Of each, a multiple is how far an element or vector may lie from the array's first."""
+        yield from (start.stride for start in self.starts)
+        yield from (self.run, self.step)
+
+
+def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[SliceWrite]]:
     """By kernel, what it writes into slices of the parameters.
 
-    Only the update may read the parameter and the kernel's result.  A loop's state of which a product reads a transpose
-    is XLA's, see find_turned_states.  loop: is it a loop's body?
+    The update must be XLA's, and only it may read the parameter and the kernel's result.  A loop's state of which a
+    product reads a transpose is XLA's, see find_turned_states.  loop: is it a loop's body?
     """
     graph = compilation.scopes.graph
     if compilation.scopes.barriers:
         return {}
-    states = find_turned_states(graph) if loop else {}
-    turned = {stored_value(graph, graph[name].operands[0]) for name in states}
-    inside = {name for plan in compilation.plans for name in plan.scope.members}
+    kept = {name for plan in compilation.plans for name in plan.scope.members}
+    if loop:
+        kept |= {stored_value(graph, graph[n].operands[0]) for n in find_turned_states(graph)}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     written = {
         view.buffer: (step.kernel.name, number)
@@ -76,25 +92,23 @@ def find_slices(compilation: Compilation, *, loop: bool = True) -> dict[str, lis
     }
     found: dict[str, list[SliceWrite]] = {}
     for node in graph:
-        if not OPS[node.op].writes_into or node.regions or node.name in inside:
+        if not OPS[node.op].writes_into or node.regions or node.name in kept:
             continue  # a scatter has a region
         buffer = storage_name(graph, node.operands[1])
-        starts = _find_starts(graph, node)
-        if buffer not in written or starts is None or not _is_alone(graph, node, buffer):
-            continue
-        if loop and node.name in turned:
+        place = _find_place(graph, node)
+        if buffer not in written or place is None or not _is_alone(graph, node, buffer):
             continue
         kernel, number = written[buffer]
-        names, places, run, step = starts
         size = array_of(node).dtype.bytes
-        jumps = [place.stride for place in places] + [run, step]
-        aligned = all(jump * size % ALIGNED_BYTES == 0 for jump in jumps)
+        aligned = all(jump * size % ALIGNED_BYTES == 0 for jump in place.jumps())
         if not aligned and not _takes(kernels[kernel], number, (k.Load, k.Store)):
             continue
-        if run and not _takes(kernels[kernel], number, ACCESSES):
+        if place.run and not _takes(kernels[kernel], number, ACCESSES):
             continue
-        cut = SliceWrite(node.name, node.operands[0], names, Slice(number, places), run, step)
-        found.setdefault(kernel, []).append(cut)
+        cut = Slice(number, place.starts)
+        found.setdefault(kernel, []).append(
+            SliceWrite(node.name, node.operands[0], place.names, cut, place.run, place.step)
+        )
     return found
 
 
@@ -134,13 +148,8 @@ def _list_readers(graph: Graph, base: str, buffer: str = "") -> list[str]:
     return found
 
 
-def _find_starts(
-    graph: Graph, update: Node
-) -> tuple[tuple[str, ...], tuple[SliceStart, ...], int, int] | None:
-    """(the values, what they mean, run, step) for the dimensions along which a slice has a place; see SliceWrite.
-
-    None where its pieces do not lie at equal distances.
-    """
+def _find_place(graph: Graph, update: Node) -> _Place | None:
+    """Where an update writes; None where its pieces do not lie at equal distances, or a start is not told."""
     whole, part = (graph[o].array for o in update.operands[:2])
     cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
     if not cut:
@@ -164,7 +173,7 @@ def _find_starts(
             return None
         names.append(name)
         places.append(SliceStart(STORAGE[start.dtype], whole.shape[d] - part.shape[d], stride))
-    return tuple(names), tuple(places), run, step
+    return _Place(tuple(names), tuple(places), run, step)
 
 
 def _is_told(graph: Graph, start: Node) -> bool:

@@ -14,10 +14,10 @@ from astitch.graph.storage import storage_name, stored_value
 from astitch.xla.memory_reuse import match_donated
 
 LEAST_UPDATED_BYTES = 256 << 10
-"""A smaller donated array is written again in less time than the launch of its update takes."""
+"""A smaller donated array is written again in less time than the launch of its update takes: an estimate."""
 
-MOST_UPDATED = 2
-"""An update of more than one of so many parts is a matter for kernels: they need not write the part twice."""
+UPDATED_OF = 2
+"""At most one element in so many is updated in place.  Of more a kernel writes the whole array in less time."""
 
 
 def find_state_updates(graph: Graph) -> dict[str, str]:
@@ -64,7 +64,8 @@ def _is_for_products(graph: Graph, node: Node) -> bool:
 def find_donated_updates(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
     """The updates of donated parameters whose memory a result takes over, with the reason.
 
-    Between the parameter and the result there are updates alone, of small parts.
+    Between the parameter and the result there are updates alone, of small parts.  XLA copies the array first if
+    something reads the old one that cannot run before.
     """
     found: dict[str, str] = {}
     heirs = match_donated(graph, donated)
@@ -88,4 +89,4 @@ def _is_small_update(graph: Graph, node: Node) -> bool:
         return False
     array = array_of(node)
     written = graph[node.operands[-1 if node.regions else 1]].array
-    return array.bytes >= LEAST_UPDATED_BYTES and written.bytes * MOST_UPDATED <= array.bytes
+    return array.bytes >= LEAST_UPDATED_BYTES and written.bytes * UPDATED_OF <= array.bytes

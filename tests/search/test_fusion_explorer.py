@@ -211,28 +211,33 @@ def test_a_cyclic_pattern_with_too_much_in_between_is_dropped() -> None:
     assert join_patterns(fusion, *ends) is None
 
 
-def test_contracting_a_circle_is_refused() -> None:
-    """a -> b and c -> d, contracted as {a, d} and {b, c}."""
+def two_chains() -> Graph:
+    """a -> b and c -> d."""
     g = GraphBuilder()
     x = g.parameter(ROW)
     b = g.same("tanh", g.same("negate", x, name="a"), name="b")
     d = g.same("tanh", g.same("abs", x, name="c"), name="d")
-    fusion = fusion_of(g.build(b, d))
-    a, b_, c, d_ = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")
-    crossed = [join_patterns(fusion, a, d_), join_patterns(fusion, b_, c)]
+    return g.build(b, d)
+
+
+def cross(fusion: FusionGraph) -> list[Pattern]:
+    """{a, d} and {b, c} of two chains, each of which waits for the other."""
+    a, b, c, d = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")
+    found = [join_patterns(fusion, a, d), join_patterns(fusion, b, c)]
+    return [pattern for pattern in found if pattern]
+
+
+def test_contracting_a_circle_is_refused() -> None:
+    """a -> b and c -> d, contracted as {a, d} and {b, c}."""
+    fusion = fusion_of(two_chains())
     with pytest.raises(CircularPatterns, match="circle"):
-        contract(fusion, [p for p in crossed if p])
+        contract(fusion, cross(fusion))
 
 
 def test_joins_that_would_wait_for_each_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """{a, d} and {b, c} can each be joined, not both; the explorer goes on with what it has."""
-    g = GraphBuilder()
-    x = g.parameter(ROW)
-    b = g.same("tanh", g.same("negate", x, name="a"), name="b")
-    d = g.same("tanh", g.same("abs", x, name="c"), name="d")
-    fusion = fusion_of(g.build(b, d))
-    a, b_, c, d_ = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")
-    crossed = [p for p in (join_patterns(fusion, a, d_), join_patterns(fusion, b_, c)) if p]
+    fusion = fusion_of(two_chains())
+    crossed = cross(fusion)
     pick = Search.pick_disjoint
 
     def pick_crossed(search: Search, remote: bool) -> list[tuple[float, list[Pattern]]]:
@@ -246,11 +251,7 @@ def test_joins_that_would_wait_for_each_other_are_left_out(monkeypatch: pytest.M
 
 def test_fusions_that_would_wait_for_each_other_give_no_cover() -> None:
     """The same as XLA's fusions, beside those in an order in which they can run."""
-    g = GraphBuilder()
-    x = g.parameter(ROW)
-    b = g.same("tanh", g.same("negate", x, name="a"), name="b")
-    d = g.same("tanh", g.same("abs", x, name="c"), name="d")
-    graph = g.build(b, d)
+    graph = two_chains()
     scope, fusion = only_scope(graph), fusion_of(graph)
 
     def cover(*groups: str) -> list[Cover]:

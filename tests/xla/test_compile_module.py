@@ -123,7 +123,7 @@ def compile_loop(name: str) -> tuple[Compilation, dict[Graph, Graph]]:
 
 def as_body_text(body: Compilation, loop: bool) -> dict[str, XlaKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
-    slices = find_slices(body) if loop else {}
+    slices = find_slices(body, loop=True) if loop else {}
     left = find_unworthy(body, slices)
     kernels = as_text(body)
     for kernel in planned_kernels(body):

@@ -126,6 +126,21 @@ def in_planes(x: Any, w: Any) -> Any:
     return lax.fori_loop(0, 3, turn, (jnp.zeros((12, 6, 6, 16), x.dtype), x))
 
 
+def transposed_for_a_product(x: Any, w: Any) -> Any:
+    """XLA may carry the table in the order in which the product reads it."""
+
+    def turn(i: Any, state: Any) -> Any:
+        table, h = state
+        h = centre(h, w)
+        new = (h * 2).reshape(12, 1, 2, 8)
+        table = lax.dynamic_update_slice(table, new, (0, i, 0, 0))
+        turned = table.reshape(4, 3, 3, 2, 8).transpose(0, 1, 3, 4, 2)
+        scores = jnp.einsum("bkhrd,bkhdl->bkhrl", h.reshape(4, 3, 2, 1, 8).repeat(9, 3), turned)
+        return table, h + scores.sum((2, 3, 4)).reshape(12, 1)
+
+    return lax.fori_loop(0, 3, turn, (jnp.zeros((12, 3, 2, 8), x.dtype), x))
+
+
 def handed_on_too(x: Any, w: Any) -> Any:
     def turn(h: Any, _: Any) -> Any:
         h = centre(h, w)
@@ -153,7 +168,7 @@ def read_besides(x: Any, w: Any) -> Any:
     return lax.fori_loop(0, 3, turn, (jnp.zeros((16, 16), x.dtype), x))
 
 
-NOT_TAKEN = (in_planes, handed_on_too, where_data_say, read_besides)
+NOT_TAKEN = (in_planes, transposed_for_a_product, handed_on_too, where_data_say, read_besides)
 
 
 def stitch(
@@ -164,7 +179,7 @@ def stitch(
 
     def prepare(body: Any, loop: bool) -> Any:
         nonlocal slices
-        found = find_slices(body) if loop and cuts else {}
+        found = find_slices(body, loop=True) if loop and cuts else {}
         kernels = dict(as_text(body))
         for plan in body.plans:
             own = found.get(plan.kernel.name, ())

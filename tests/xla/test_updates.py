@@ -152,8 +152,46 @@ def test_a_small_cache_is_a_kernel_s() -> None:
 @pytest.mark.usefixtures("small_arrays_count")
 @pytest.mark.parametrize("donated", [(), (False, False, True, True, False)])
 def test_what_is_not_donated_is_not_updated(donated: tuple[bool, ...]) -> None:
-    graph = graph_of(at_one_place, *draw("one place"))
+    """Kernels compute the updates then, whole: none writes a slice for another."""
+    arguments = draw("one place")
+    graph = graph_of(at_one_place, *arguments)
     assert find_donated_updates(graph, donated or (False,) * 5) == {}
+    module, written = stitch(graph, donated or (False,) * 5)
+    assert written == 0
+    for got, wanted in zip(
+        run_graph(module, arguments), jax.jit(at_one_place)(*arguments), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_an_update_that_a_kernel_computes_is_no_slice_of_another() -> None:
+    """The new row is ready before the product, behind which a kernel writes the updated array."""
+
+    def fn(cache: Any, x: Any, w: Any, place: Any) -> Any:
+        new = jax.nn.softmax(x, -1).sum(0)[None]
+        return lax.dynamic_update_slice(cache, new, (place, 0)) + x @ w
+
+    arguments = [normal(16, 16), normal(16, 16), normal(16, 16), np.asarray(PLACE)]
+    module, written = stitch(graph_of(fn, *arguments), (False,) * 4)
+    assert written == 0
+    (got,), wanted = run_graph(module, arguments), jax.jit(fn)(*arguments)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("small_arrays_count")
+def test_a_cache_stays_a_scatter_beside_sums_that_are_ordered() -> None:
+    def fn(keys: Any, x: Any, places: Any) -> Any:
+        table = jnp.zeros((4, x.shape[-1]), x.dtype).at[places % 4].add(x)
+        new = jnp.tanh(x).reshape(len(x), HEADS, -1)
+        return keys.at[jnp.arange(len(x)), places].set(new), table
+
+    graph = graph_of(fn, normal(*CACHE), normal(BATCH, WIDTH), PLACES)
+    for donated, left in (((True, False, False), 1), ((False, False, False), 0)):
+        updates = partial(find_donated_updates, donated=donated)
+        target = Target(launcher=Launcher.XLA, updates=updates)
+        made = compile_graph(graph, few_sms(4), target).scopes.graph
+        scatters = [node for node in made if node.op == "scatter"]
+        assert sum(node.shape == CACHE for node in scatters) == left
 
 
 def most_of_it(x: Any, y: Any) -> Any:

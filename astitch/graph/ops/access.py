@@ -96,5 +96,5 @@ def decide(choices: Iterable[Choice], dynamics: tuple[Dynamic, ...] = ()) -> Acc
 def read_at_same_index(graph: Graph, node: Node, index: Index) -> Access:
     """Element-wise; clamp's bounds and select's predicate may be scalars."""
     nodes, rank = graph.nodes, len(index)
-    reads = [Read(o, index if len(nodes[o].array.shape) == rank else ()) for o in node.operands]
+    reads = [Read(o, index if nodes[o].array.rank == rank else ()) for o in node.operands]
     return Access((Choice((), tuple(reads)),))
