@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
         command += [f"--{flag}" for flag in flags if getattr(options, flag.replace("-", "_"))]
         if options.dump:
             command += ["--dump", str(options.dump)]
+        if options.turns:
+            command += ["--turns", str(options.turns)]
         settings = {"ASTITCH_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         if options.ahead:
             settings["JAX_PLATFORMS"] = "cpu"
@@ -91,6 +94,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="programs at a time; one is timed while others compile (their compile s say less then)",
+    )
+    parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the rows there, after each program")
     parser.add_argument(
         "--resume", action="store_true", help="leave out programs that it has in full"
@@ -128,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options.sides,
                 what,
                 attention=not options.no_attention,
+                turns=options.turns,
             )
         return
     if options.report:
@@ -153,15 +164,20 @@ def run_all(names: Sequence[str], options: argparse.Namespace) -> None:
         rows = [row for row in read_rows(json.loads(options.json.read_text())) if row.is_whole]
     done = {row.name for row in rows}
     print_head(options.ahead)
-    for name in names:
-        if name in done:
-            continue
-        rows.append(run_alone(name, options))
-        print(format_row(rows[-1]), flush=True)
-        if options.json:
-            data = {"schema": SCHEMA, "seed": options.seed, "size": options.size}
-            data |= {"ahead": options.ahead, "rows": [asdict(row) for row in rows]}
-            options.json.write_text(json.dumps(data, indent=1) + "\n")
+    with (
+        tempfile.TemporaryDirectory(prefix="modern_") as folder,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        options.turns = Path(folder) / "turns"
+        for row in pool.map(
+            lambda name: run_alone(name, options), [name for name in names if name not in done]
+        ):
+            rows.append(row)
+            print(format_row(row), flush=True)
+            if options.json:
+                data = {"schema": SCHEMA, "seed": options.seed, "size": options.size}
+                data |= {"ahead": options.ahead, "rows": [asdict(row) for row in rows]}
+                options.json.write_text(json.dumps(data, indent=1) + "\n")
     print("", *summarise(rows), sep="\n")
 
 

@@ -5,11 +5,12 @@ All sides run in one process and take turns.  Results are compared with the same
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -93,23 +94,39 @@ def measure_program(
     what: What,
     *,
     attention: bool = True,
+    turns: Path | None = None,
 ) -> None:
     """Writes the row to `out`.
 
     what: "check" compares results only, also without a GPU; "time" compares none.  attention: see astitch.enable.
+    turns: a file that the processes which measure at the same time lock in turns; compiling is outside of that.
     """
     row = GpuRow(name, device=jax.devices()[0].device_kind)
     if jax.default_backend() != "gpu" and what != "check":
         raise SystemExit("JAX sees no GPU here: give --ahead or --check")
     with use_empty_caches():
-        for _ in fill_row(row, small, seed, sides, what, attention):
+        for _ in fill_row(row, small, seed, sides, what, attention, turns):
             partial = out.with_suffix(".part")  # what is known stays if the process is stopped
             partial.write_text(json.dumps(asdict(row)))
             partial.replace(out)
 
 
+@contextmanager
+def hold(turns: Path) -> Iterator[None]:
+    """Waits until no other process holds the file."""
+    with turns.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def fill_row(
-    row: GpuRow, small: bool, seed: int, names: Sequence[str], what: What, attention: bool
+    row: GpuRow,
+    small: bool,
+    seed: int,
+    names: Sequence[str],
+    what: What,
+    attention: bool,
+    turns: Path | None,
 ) -> Iterator[None]:
     """Yields whenever more of the row is known."""
 
@@ -145,7 +162,8 @@ def fill_row(
         if "torch" in names:
             with noting("torch"):
                 runners += prepare_torch(row, small, seed)
-        measure(row, sides, runners, given, noting)
+        with hold(turns) if turns else nullcontext():
+            measure(row, sides, runners, given, noting)
         yield
     if what == "time":
         return
