@@ -37,6 +37,9 @@ LONG_LIVED, HELD_PRICE = 4, 2
 """A value that is read more than so many stages later, as many products wait for each other, takes memory meanwhile.
 So does one that is kept over a stage in which the most is alive.  Storing and loading it counts so many times."""
 
+COPIED_PRICE = 3
+"""The same for a donated parameter whose memory a result took over before: XLA copies it first."""
+
 NEAR_PEAK = 0.9
 """The share of the most bytes alive from which on a stage counts as one in which the most is alive."""
 
@@ -106,13 +109,27 @@ class Staged:
 def recompute(staged: Staged) -> Staged:
     """The same function; later stages compute again what is not worth keeping.
 
-    An op that no stage but later ones needs any more is theirs: the first of them has its name.
+    An op that no stage but later ones needs any more is theirs: the first of them has its name.  So is a result of the
+    program.  No stage reads a donated parameter again once a result has taken over its memory: XLA would copy it first.
     """
-    graph, stage, outside = staged.graph, staged.stage, {**staged.outside, **staged.held}
-    traffic = _Traffic(graph, stage, outside)
+    outside = {**staged.outside, **staged.held}
+    again, notes = _choose_all(staged, outside, frozenset())
+    if lost := _find_lost(staged, outside, again):
+        again, notes = _choose_all(staged, outside, lost)
+    if not again:
+        return staged
+    graph, stage = _write(staged.graph, staged.stage, outside, again)
+    return replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
+
+
+def _choose_all(
+    staged: Staged, outside: Mapping[str, str], lost: frozenset[str]
+) -> tuple[dict[int, frozenset[str]], list[Recomputed]]:
+    """The ops that each stage computes again.  lost: see _find_lost."""
+    traffic = _Traffic(staged.graph, staged.stage, outside, lost)
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
-    left = FREE_VERTICES + VERTICES_PER_OP * len(graph.nodes)
+    left = FREE_VERTICES + VERTICES_PER_OP * len(staged.graph.nodes)
     parts = staged.parts
     shared: dict[int, set[str]] = {}  # what parts of a stage read
     for number in sorted(traffic.read_by):
@@ -127,10 +144,26 @@ def recompute(staged: Staged) -> Staged:
             again[number] = names
             ordered = sorted(names, key=traffic.order.__getitem__)
             notes.append(Recomputed(number, tuple(ordered), saved))
-    if not again:
-        return staged
-    graph, stage = _write(graph, stage, outside, again)
-    return replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
+    return again, notes
+
+
+def _find_lost(
+    staged: Staged, outside: Mapping[str, str], again: Mapping[int, frozenset[str]]
+) -> frozenset[str]:
+    """The donated parameters that a stage reads to compute something again, after a result took over their memory."""
+    graph, stage = staged.graph, staged.stage
+    stages_of = _list_stages(again)
+    stays = _find_staying(graph, stage, outside, again, stages_of)
+    lost = set()
+    for output, parameter in graph.aliases:
+        heir, donated = stored_value(graph, graph.outputs[output]), graph.parameters[parameter]
+        written = stage[heir] if heir in stays or heir not in stages_of else stages_of[heir][0]
+        for number, names in again.items():
+            if number > written and any(
+                stored_value(graph, o) == donated for name in names for o in graph[name].operands
+            ):
+                lost.add(donated)
+    return frozenset(lost)
 
 
 # ---- what to compute again ---------------------------------------------------------------------------------------
@@ -139,8 +172,14 @@ def recompute(staged: Staged) -> Staged:
 class _Traffic:
     """What each stage reads of earlier ones, and what a value's store and load cost."""
 
-    def __init__(self, graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]) -> None:
-        self.graph, self.stage, self.outside = graph, stage, outside
+    def __init__(
+        self,
+        graph: Graph,
+        stage: Mapping[str, int],
+        outside: Mapping[str, str],
+        lost: frozenset[str],
+    ) -> None:
+        self.graph, self.stage, self.outside, self.lost = graph, stage, outside, lost
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         read = (o for name in outside for o in graph[name].operands)
         self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
@@ -215,6 +254,8 @@ class _Traffic:
         """Bytes for the stage at hand to read a value: its load, and its share of the store.  What lives long costs
         more."""
         size, base = self.bytes_of(name), stored_value(self.graph, name)
+        if base in self.lost:
+            return size * COPIED_PRICE
         if self.in_memory(name):
             kept_until = self.here if self.graph[base].is_parameter else self.last.get(base, 0)
             return size * HELD_PRICE if self.is_held(kept_until) else size
@@ -314,10 +355,7 @@ def _write(
     again: Mapping[int, frozenset[str]],
 ) -> tuple[Graph, Mapping[str, int]]:
     """The graph with an op for each stage that computes a value, and the stages of its ops."""
-    stages_of: dict[str, list[int]] = {}
-    for number, names in again.items():
-        for name in names:
-            stages_of.setdefault(name, []).append(number)
+    stages_of = _list_stages(again)
     stays = _find_staying(graph, stage, outside, again, stages_of)
     own: dict[
         tuple[str, int], str
@@ -352,6 +390,15 @@ def _write(
     return written, {name: new_stage[name] for name in live}
 
 
+def _list_stages(again: Mapping[int, frozenset[str]]) -> dict[str, list[int]]:
+    """The stages that compute an op again, the first one first."""
+    found: dict[str, list[int]] = {}
+    for number, names in sorted(again.items()):
+        for name in names:
+            found.setdefault(name, []).append(number)
+    return found
+
+
 def _find_staying(
     graph: Graph,
     stage: Mapping[str, int],
@@ -361,7 +408,7 @@ def _find_staying(
 ) -> set[str]:
     """The ops that are still needed in their own stage, or stored for one that does not compute them again."""
     nothing: frozenset[str] = frozenset()
-    stays: set[str] = set(graph.outputs)
+    stays = {name for name in graph.outputs if name not in stages_of}
     for node in reversed(list(graph)):
         name = node.name
         for user in graph.users[name]:
