@@ -176,7 +176,7 @@ def compile_hlo(
     graph = import_hlo(data, trusted=trusted)
     import_s = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
-    measured = options.tune() if tune is None else tune
+    measured = bool(options.tune()) if tune is None else tune
     compilation = compile_graph(graph, device, Target(render=render), tune=measured, strict=strict)
     compilation = replace(compilation, seconds={IMPORT: import_s, **compilation.seconds})
     report_faults(graph.name, data, device.name, compilation.faults)

@@ -23,7 +23,7 @@ NAMES = {
     "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
     "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
-    "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
+    "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest; 0: measure no kernel",
 }
 """The names and what they mean.  At most ten."""
 
@@ -120,12 +120,12 @@ def loops() -> Loops:
         raise _invalid("ASTITCH_STITCH_LOOPS", given) from None
 
 
-def tune() -> bool:
-    """Whether plans are measured where the caller does not say.  Raises InvalidOption."""
+def tune() -> bool | None:
+    """Whether plans are measured where the caller does not say; None: nobody says.  Raises InvalidOption."""
     given = _read("ASTITCH_TUNE")
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_TUNE", given)
-    return given == "1"
+    return given == "1" if given else None
 
 
 def _read(name: str) -> str:

@@ -28,6 +28,7 @@ from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree
+from astitch.xla.device_timer import DeviceTimer
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
 from astitch.xla.kept_stitchings import Made, key_of, take_or_make
 from astitch.xla.marks import read_marks
@@ -251,7 +252,7 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
     from astitch.xla.module_cache import fingerprint
 
     which = "all of it" if compiling.settings else "functions of astitch.jit"
-    tune = options.tune() if settings.tune is None else settings.tune
+    tune = _wants_tuning(settings)
     _, loops, deterministic = switches()
     return (
         f"{which}, tune={tune}, strict={settings.strict}, attention={settings.attention}, loops={loops}, "
@@ -278,7 +279,8 @@ def _stitch(
     module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
 ) -> Made:
     """What an earlier process made of the module, or this one makes of it now."""
-    tune = options.tune() if settings.tune is None else settings.tune
+    tune = bool(_wants_tuning(settings))
+    timer = _choose_timer(settings, device)
     marked = compiling.settings is None
     key = key_of(
         module,
@@ -286,16 +288,23 @@ def _stitch(
         only_marked=marked,
         strict=settings.strict,
         tune=tune,
+        timed=timer is not None,
         attention=settings.attention,
     )
-    make = functools.partial(_compile, module, data, compiling, settings, gpu, device)
+    make = functools.partial(_compile, module, data, compiling, settings, gpu, device, timer)
     return take_or_make(module, key, make)
 
 
 def _compile(
-    module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
+    module: Any,
+    data: bytes,
+    compiling: Compiling,
+    settings: Settings,
+    gpu: Gpu,
+    device: Any | None,
+    timer: DeviceTimer | None,
 ) -> Stitching:
-    tune = options.tune() if settings.tune is None else settings.tune
+    tune = bool(_wants_tuning(settings))
     with assemble_in_background(device) as assemble:
         made = stitch_module(
             module,
@@ -305,6 +314,7 @@ def _compile(
             strict=is_whole(settings.strict),
             attention=settings.attention,
             hand_out=assemble,
+            time_alone=timer,
         )
     trace_compilation(data, made.compilation)
     refuse_less(made.compilation, least_share(settings.strict))
@@ -312,6 +322,18 @@ def _compile(
     compiling.is_passing |= bool(made.compilation.faults)
     report_faults(decode(module.name), data, gpu.name, made.compilation.faults, inside_xla=True)
     return made
+
+
+def _choose_timer(settings: Settings, device: Any | None) -> DeviceTimer | None:
+    """What times kernels beside XLA's; None where the program is for another GPU, or the user wants nothing timed."""
+    if device is None or settings.gpu is not None or _wants_tuning(settings) is False:
+        return None
+    return DeviceTimer(device)
+
+
+def _wants_tuning(settings: Settings) -> bool | None:
+    """tune, as the caller or the environment says; None: nobody says."""
+    return options.tune() if settings.tune is None else settings.tune
 
 
 def _choose_gpu(settings: Settings, devices: Sequence[Any]) -> tuple[Gpu, Any | None]:

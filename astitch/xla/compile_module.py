@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from astitch import options
@@ -24,6 +24,7 @@ from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.plan import START, LoopPlanner
 from astitch.pipeline import Launcher, Target
 from astitch.program.steps import FallbackStep, Step
+from astitch.scope.structure import Structure
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
@@ -42,6 +43,7 @@ from astitch.xla.prepare_kernels import (
     prepare_loops,
     start_loops,
 )
+from astitch.xla.rivals import TimeAlone, find_outrun
 from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
@@ -62,6 +64,7 @@ def compile_for_xla(
     attention: bool = False,
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
+    time_alone: TimeAlone | None = None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
@@ -72,6 +75,8 @@ def compile_for_xla(
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts, from several threads.  It gets most kernels that XLA will load as
     soon as they are compiled, and all of them in the end.  It also gets some that XLA will not load.
+    time_alone: times parts of the program on its device.  Kernels far from the speed of light are compared with XLA's
+    version of their ops, and left to it where that is faster.  None: there is no such device.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
     it is raised.
     Raises AstitchError.
@@ -92,17 +97,19 @@ def compile_for_xla(
         None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
         simplified,
         attention,
+        time_alone,
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
     left = _find_moves(job, compilation)
     slices = _find_slices(compilation, faults, loop=False)
     kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults, slices)
+    kernels = job.leave_outrun(compilation, kernels)
     job.hand_out_prepared(kernels.values())
     compilation = note_slices(note_refusals(compilation, kernels), kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune, attention=attention, faults=faults)
-    compilation, regions = export_bodies(compilation, partial(_prepare_body, code, faults))
+    compilation, regions = export_bodies(compilation, partial(_prepare_body, job))
     compilation, loops = _take_loops(job, compilation)
     compilation = replace(compilation, faults=faults.found)
     return compilation, export_program(compilation, kernels, regions, loops)
@@ -112,7 +119,8 @@ def compile_for_xla(
 class _Job:
     """What the stages of one compilation share; see compile_for_xla.
 
-    donated: for each parameter.  planner: of the loops; None where XLA runs them all.
+    donated: for each parameter.  planner: of the loops; None where XLA runs them all.  timed: what came of the kernels
+    that were compared with XLA's.
     """
 
     graph: Graph
@@ -126,6 +134,26 @@ class _Job:
     planner: LoopPlanner | None
     simplified: bool
     attention: bool
+    time_alone: TimeAlone | None
+    timed: dict[Structure, str] = field(default_factory=dict)
+
+    def leave_outrun(self, compilation: Compilation, kernels: Kernels) -> Kernels:
+        """The kernels without those that XLA's version of their ops outruns."""
+        if self.time_alone is None:
+            return kernels
+        time_alone = self.time_alone
+        nothing: dict[str, str] = {}
+        outrun = self.faults.attempt(
+            lambda: find_outrun(compilation, kernels, time_alone, self.timed),
+            lambda: nothing,
+            stage="find_outrun",
+            subject=compilation.program.name,
+            cost="no kernel is compared with XLA's",
+        )
+        return {
+            name: KernelRefusal(name, outrun[name]) if name in outrun else kernel
+            for name, kernel in kernels.items()
+        }
 
     def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
         if self.code is Code.PTX:
@@ -207,12 +235,13 @@ def _take_loops(job: _Job, compilation: Compilation) -> tuple[Compilation, dict[
     return _note_loops(compilation, loops, (*notes, *refused)), loops
 
 
-def _prepare_body(code: Code, faults: FaultLog, body: Compilation, loop: bool) -> Kernels:
+def _prepare_body(job: _Job, body: Compilation, loop: bool) -> Kernels:
     """The kernels of a body.  loop: is it a loop's?"""
     in_place = find_carried_in_place(body) if loop else {}
-    slices = _find_slices(body, faults, loop=True) if loop else {}
+    slices = _find_slices(body, job.faults, loop=True) if loop else {}
     left = find_unworthy(body, slices)
-    return prepare_kernels(body, body.gpu, in_place, left, code, faults, slices)
+    kernels = prepare_kernels(body, body.gpu, in_place, left, job.code, job.faults, slices)
+    return job.leave_outrun(body, kernels)
 
 
 def _find_slices(

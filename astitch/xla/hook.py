@@ -25,6 +25,7 @@ from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
 from astitch.xla.marks import find_unmarked
 from astitch.xla.prepare_kernels import Code
+from astitch.xla.rivals import TimeAlone
 from astitch.xla.room_for_collectives import leave_room
 from astitch.xla.write_module import TARGET
 
@@ -99,6 +100,7 @@ def stitch_module(
     attention: bool = True,
     code: Code = Code.PTX,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
+    time_alone: TimeAlone | None = None,
 ) -> Stitching:
     """The module with kernels, for a device.
 
@@ -120,6 +122,7 @@ def stitch_module(
         simplified=True,
         attention=attention,
         hand_out=hand_out,
+        time_alone=time_alone,
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)

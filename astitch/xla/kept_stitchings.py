@@ -47,19 +47,27 @@ class Made:
 
 
 def key_of(
-    module: Any, gpu: Gpu, *, only_marked: bool, strict: bool | float, tune: bool, attention: bool
+    module: Any,
+    gpu: Gpu,
+    *,
+    only_marked: bool,
+    strict: bool | float,
+    tune: bool,
+    timed: bool,
+    attention: bool,
 ) -> str | None:
     """Hash of all that decides what is made; None where something else does.
 
-    module: an HloModuleProto.  The other arguments: see stitch_module.  A call of the host's functions holds addresses
-    of this process.  What is printed or dumped, and what is measured, wants a compilation.
+    module: an HloModuleProto.  timed: are kernels compared with XLA's?  The other arguments: see stitch_module.
+    A call of the host's functions holds addresses of this process.  What is printed or dumped, and measured plans, want
+    a compilation.
     """
     if options.debug_level() or options.dump_dir() is not None or tune or _calls_host(module):
         return None
     import jax
 
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
-    switches = only_marked, strict, attention, options.loops().name, options.deterministic()
+    switches = only_marked, strict, timed, attention, options.loops().name, options.deterministic()
     parts = FORM, digest_module(module), fingerprint(), astuple(gpu), switches
     return hashlib.sha256(repr((*parts, jax.__version__, compiler)).encode()).hexdigest()
 

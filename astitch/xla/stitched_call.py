@@ -112,7 +112,7 @@ class Stitched:
     def _make(self) -> tuple[Compilation, bytes]:
         with self._lock:
             if self._made is None:
-                tune = options.tune() if self._tune is None else self._tune
+                tune = bool(options.tune()) if self._tune is None else self._tune
                 # While plans are measured nothing else may run on the GPU.
                 device = None if tune else default_gpu()
                 with (

@@ -19,7 +19,13 @@ from astitch.xla.kept_stitchings import Made, key_of, pack, take_or_make, unpack
 from astitch.xla.module_cache import cache_at
 
 H100 = preset("h100")
-SAME: dict[str, Any] = {"only_marked": False, "strict": False, "tune": False, "attention": False}
+SAME: dict[str, Any] = {
+    "only_marked": False,
+    "strict": False,
+    "tune": False,
+    "timed": False,
+    "attention": False,
+}
 
 
 def module_of(fn: Any, *arguments: Any) -> Any:

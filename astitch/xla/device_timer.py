@@ -1,0 +1,183 @@
+"""Module -> how long a call takes on a GPU of this process: compiled by XLA alone, with arguments made there.
+
+Nothing is moved between host and device, so that no guard on transfers and no argument of the user's is touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from astitch.errors import AstitchError
+from astitch.graph.ir import (
+    ArrayType,
+    Attrs,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DimensionsAttrs,
+    DType,
+    Graph,
+    IotaAttrs,
+    Literal,
+    NoAttrs,
+    Node,
+    ParameterAttrs,
+)
+from astitch.hlo.export import ModuleBuilder
+from astitch.library.xla_fallback import compile_module
+from astitch.xla.rivals import Alone
+
+NO_ATTRS = NoAttrs()
+
+LIMIT_S = 10.0
+"""Seconds after which nothing more is timed for a program."""
+
+CALLS, BATCHES, MOST_IN_FLIGHT = 12, 3, 30
+"""Calls in a batch, batches of which the fastest counts, and what JAX issues before it waits for the first to end."""
+
+HOST_SHARE = 0.7
+"""If issuing a batch takes this part of its time, the device may have waited for the host."""
+
+BUSY_ROWS, BUSY_COLUMNS = 1 << 12, 1 << 20
+"""The sines that keep a device busy for a few milliseconds: 5 of an H100."""
+
+MEMORY_SHARE = 0.5
+"""Of the free memory, what a call may take at most."""
+
+DIFFERENT = 1023
+"""A mask: arguments count from 0 to this.  So lookups go to different places, and floats are between 0.5 and 1.5."""
+
+
+@dataclass(slots=True)
+class DeviceTimer:
+    """device: of JAX's.  busy: rows and columns of what keeps it busy.  spent_s: so far."""
+
+    device: Any
+    busy: tuple[int, int] = (BUSY_ROWS, BUSY_COLUMNS)
+    spent_s: float = field(default=0.0, init=False)
+    _keep_busy: Callable[[], Any] | None = field(default=None, init=False)
+    _busy_s: float = field(default=0.0, init=False)
+
+    def __call__(self, call: Alone) -> float | None:
+        """us of a call; None where the time is spent, or it cannot be run.
+
+        Raises nothing but interrupts: what goes wrong here only leaves a kernel as it is.
+        """
+        if self.spent_s > LIMIT_S:
+            return None
+        start = time.perf_counter()
+        try:
+            return self._time(call)
+        except (AstitchError, RuntimeError, ValueError):  # JAX's errors are RuntimeErrors
+            return None
+        finally:
+            self.spent_s += time.perf_counter() - start
+
+    def _time(self, call: Alone) -> float | None:
+        stats = self.device.memory_stats() or {}
+        free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+        needed = sum(type_.bytes for type_ in (*call.parameters, *call.results))
+        if stats and needed > MEMORY_SHARE * free:
+            return None
+        made = compile_module(write_arguments(call.parameters), self.device, {}).execute_sharded([])
+        arguments = wait(made)
+        executable = compile_module(call.hlo, self.device, {})
+        return self.time_calls(lambda: executable.execute_sharded(arguments))
+
+    def time_calls(self, call: Callable[[], Any]) -> float:
+        """us of a call on the device, one behind the other."""
+        wait(call())
+        issued_s, all_s = min((run([call] * CALLS) for _ in range(BATCHES)), key=lambda t: t[1])
+        if issued_s < HOST_SHARE * all_s:
+            return all_s / CALLS * 1e6
+        keep_busy, busy_s = self.find_busy()
+        kept = max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
+        batch = [keep_busy] * kept + [call] * CALLS
+        both_s = min(run(batch)[1] for _ in range(BATCHES))
+        return max(both_s - kept * busy_s, 0.0) / CALLS * 1e6
+
+    def find_busy(self) -> tuple[Callable[[], Any], float]:
+        """A call that keeps the device busy while others are issued, and its time in seconds."""
+        if self._keep_busy is None:
+            executable = compile_module(write_sines(*self.busy), self.device, {})
+            self._keep_busy = lambda: executable.execute_sharded([])
+            wait(self._keep_busy())
+            self._busy_s = min(run([self._keep_busy] * 4)[1] for _ in range(BATCHES)) / 4
+        return self._keep_busy, self._busy_s
+
+
+def run(calls: Sequence[Callable[[], Any]]) -> tuple[float, float]:
+    """Seconds until all calls are issued, and until the last is done."""
+    start = time.perf_counter()
+    for call in calls:
+        results = call()
+    issued = time.perf_counter()
+    wait(results)
+    return issued - start, time.perf_counter() - start
+
+
+def wait(results: Any) -> list[Any]:
+    """The arrays that a call gives, when it is done."""
+    shards = results.disassemble_into_single_device_arrays()
+    return [shard[0].block_until_ready() for shard in shards]
+
+
+def write_sines(rows: int, columns: int) -> bytes:
+    """A module without parameters that sums the sines of so many numbers, and moves next to nothing."""
+    builder = ModuleBuilder("sines")
+    whole, column = ArrayType(DType.F32, (rows, columns)), ArrayType(DType.F32, (rows,))
+    scalar = ArrayType(DType.F32, ())
+    zero = ConstantAttrs(Literal.of(np.asarray(0, np.float32)))
+    builder.add_node(Node("numbers", "iota", whole, attrs=IotaAttrs(1)))
+    builder.add_node(Node("sines", "sine", whole, ("numbers",)))
+    builder.add_node(Node("zero", "constant", scalar, attrs=zero))
+    x, y = (Node(name, "parameter", scalar, attrs=ParameterAttrs(i)) for i, name in enumerate("xy"))
+    both = Node("both", "add", scalar, ("x", "y"))
+    region = Graph("sum", {n.name: n for n in (x, y, both)}, ("x", "y"), ("both",))
+    attrs = DimensionsAttrs((1,))
+    builder.add_node(Node("sum", "reduce", column, ("sines", "zero"), attrs, regions=(region,)))
+    return builder.finish(["sum"])
+
+
+def write_arguments(types: Sequence[ArrayType]) -> bytes:
+    """A module without parameters that makes an array of each type, none of them alike to the compiler."""
+    builder = ModuleBuilder("arguments")
+    names = []
+    for number, type_ in enumerate(types):
+        names.append(_add_argument(builder, f"argument.{number}", type_))
+    return builder.finish(names)
+
+
+def _add_argument(builder: ModuleBuilder, name: str, type_: ArrayType) -> str:
+    """Counts along the array, and begins again."""
+
+    def add(op: str, made: ArrayType, *operands: str, attrs: Attrs = NO_ATTRS) -> str:
+        node = Node(f"{name}.{next(numbers)}", op, made, operands, attrs)
+        builder.add_node(node)
+        return node.name
+
+    def fill(value: float, made: ArrayType) -> str:
+        literal = Literal.of(np.asarray(value, made.dtype.numpy))
+        scalar = add("constant", ArrayType(made.dtype, ()), attrs=ConstantAttrs(literal))
+        return add("broadcast", made, scalar, attrs=BroadcastAttrs(()))
+
+    numbers = itertools.count()
+    flat = ArrayType(DType.S32, (type_.size,))
+    value = add("and", flat, add("iota", flat, attrs=IotaAttrs(0)), fill(DIFFERENT, flat))
+    typed = ArrayType(type_.dtype, flat.shape)
+    if type_.dtype is DType.PRED:
+        value = add("compare", typed, value, fill(DIFFERENT // 2, flat), attrs=CompareAttrs("GT"))
+    elif type_.dtype.is_float or type_.dtype.is_complex:
+        real = ArrayType(DType.F32, flat.shape)
+        scaled = add("multiply", real, add("convert", real, value), fill(1 / (DIFFERENT + 1), real))
+        value = add("convert", typed, add("add", real, scaled, fill(0.5, real)))
+    else:
+        value = add("convert", typed, value)
+    return add("reshape", type_, value)

@@ -1,0 +1,158 @@
+"""Compilation, its kernels -> those that XLA's own version of their ops outruns, measured on the GPU that is here.
+
+A projection errs most where a kernel is far from the speed of light: it waits for what the model does not know.  So
+such kernels are timed beside what XLA makes of the same ops, as XLA itself times the algorithms of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from astitch.cost.projected_latency import project
+from astitch.cost.speed_of_light import measure_work
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import ArrayType, Graph
+from astitch.hlo.export import export_nodes
+from astitch.program.steps import KernelStep, Space
+from astitch.scope.structure import Structure, structure_of
+from astitch.search.plan import Plan
+from astitch.show.compilation import Compilation
+from astitch.stitch_scope import Scope
+from astitch.xla.prepare_kernels import Kernels, XlaKernel, prepare_kernels
+from astitch.xla.write_module import export_program
+
+SUSPECT_US, SUSPECT_FACTOR = 30.0, 1.4
+"""A kernel is timed if it is projected to take so long, and so many times longer than its speed of light.  A shorter
+one gains little, and the time of a call hides its own."""
+
+MARGIN = 0.95
+"""XLA's version is taken if it needs less than this share of the kernel's time."""
+
+MOST_TIMED = 16
+"""Different kernels of a program that are timed, those with the largest projections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A part of a program as a module of its own.  hlo: a serialized HloModuleProto, whose root is a tuple."""
+
+    hlo: bytes
+    parameters: tuple[ArrayType, ...]
+    results: tuple[ArrayType, ...]
+
+
+TimeAlone = Callable[[Alone], float | None]
+"""us of a call on the device, with arguments of any values; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A kernel far from the speed of light.  us, light_us: projected, and its least time."""
+
+    plan: Plan
+    step: KernelStep
+    kernel: XlaKernel
+    us: float
+    light_us: float
+
+
+def find_outrun(
+    compilation: Compilation,
+    kernels: Kernels,
+    time_alone: TimeAlone,
+    known: dict[Structure, str],
+) -> dict[str, str]:
+    """The kernels that XLA's version of their ops outruns, each with the reason to leave it to XLA.
+
+    known: what was found of a structure, the empty string for a kernel that is faster.  It grows, so that equal kernels
+    of several bodies are timed once.
+    """
+    graph = compilation.scopes.graph
+    found: dict[str, str] = {}
+    for suspect in list_suspects(compilation, kernels):
+        structure = structure_of(graph, suspect.plan.scope)
+        if structure not in known:
+            if len(known) >= MOST_TIMED:
+                break
+            known[structure] = _compare(compilation, suspect, time_alone)
+        if reason := known[structure]:
+            found[suspect.plan.kernel.name] = reason
+    return found
+
+
+def list_suspects(compilation: Compilation, kernels: Kernels) -> list[Suspect]:
+    """The kernels to time, the longest first."""
+    plans = {plan.kernel.name: plan for plan in compilation.plans}
+    found = []
+    for step in compilation.program.steps:
+        if not isinstance(step, KernelStep):
+            continue
+        plan, kernel = plans[step.kernel.name], kernels[step.kernel.name]
+        if not isinstance(kernel, XlaKernel):
+            continue
+        us = project(plan.kernel, compilation.gpu, work=plan.work).time_us
+        work = measure_work(plan.arrangement.graph, plan.scope.members)
+        light_us = work.bound_us(compilation.gpu)
+        if us >= SUSPECT_US and us >= SUSPECT_FACTOR * light_us:
+            found.append(Suspect(plan, step, kernel, us, light_us))
+    return sorted(found, key=lambda suspect: -suspect.us)
+
+
+def _compare(compilation: Compilation, suspect: Suspect, time_alone: TimeAlone) -> str:
+    """Why a kernel is left to XLA; the empty string: it is faster, or one of them cannot be timed."""
+    theirs = time_alone(write_rival(compilation.scopes.graph, suspect.plan.scope))
+    ours = time_alone(write_call(compilation, suspect)) if theirs is not None else None
+    if theirs is None or ours is None or theirs >= MARGIN * ours:
+        return ""
+    return f"measured: it takes {ours:.0f} us, and XLA's own kernels {theirs:.0f} us"
+
+
+def write_rival(graph: Graph, scope: Scope) -> Alone:
+    """A stitch op's ops as XLA gets them: what the scope reads are the parameters, its outputs the results."""
+    members = set(scope.members)
+    embedded = {o for name in members for o in graph[name].operands if is_embedded(graph, o)}
+    made = export_nodes(graph, members | _with_operands(graph, embedded), scope.outputs)
+    parameters, results = (
+        tuple(graph[name].array for name in names) for names in (made.operands, made.results)
+    )
+    return Alone(made.hlo, parameters, results)
+
+
+def _with_operands(graph: Graph, names: set[str]) -> set[str]:
+    """The names and all that they are computed from."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += graph[name].operands
+    return found
+
+
+def write_call(compilation: Compilation, suspect: Suspect) -> Alone:
+    """The kernel alone.  No result takes over an argument's memory: XLA would copy it first.  What it writes into a
+    slice is an array of its own."""
+    program, step = compilation.program, suspect.step
+    views = [
+        (number in step.written, replace(view, behind=""))
+        for number, view in enumerate(step.arguments)
+        if program.buffers[view.buffer].space is not Space.BARRIER
+    ]
+    read = tuple({view.buffer: view for is_written, view in views if not is_written}.values())
+    written = tuple(view for is_written, view in views if is_written)
+    arguments = tuple(replace(view, behind="") for view in step.arguments)
+    alone = replace(
+        program,
+        parameters=read,
+        constants=(),
+        steps=(replace(step, arguments=arguments),),
+        outputs=written,
+    )
+    apart = replace(compilation, program=alone)
+    kernels: Kernels = {suspect.kernel.name: replace(suspect.kernel, in_place=())}
+    if suspect.kernel.slices:
+        kernels = prepare_kernels(apart, compilation.gpu)  # the text was compiled with the plan
+    hlo = export_program(apart, kernels)
+    return Alone(hlo, tuple(view.type for view in read), tuple(view.type for view in written))
