@@ -9,6 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from astitch.graph.ir import (
 )
 from astitch.hlo.export import ModuleBuilder
 from astitch.library.xla_fallback import compile_module
+from astitch.toolchain.nvrtc import count_threads
 from astitch.xla.rivals import Alone
 
 NO_ATTRS = NoAttrs()
@@ -65,30 +67,40 @@ class DeviceTimer:
     _keep_busy: Callable[[], Any] | None = field(default=None, init=False)
     _busy_s: float = field(default=0.0, init=False)
 
-    def __call__(self, call: Alone) -> float | None:
-        """us of a call; None where the time is spent, or it cannot be run.
+    def __call__(self, calls: Sequence[Alone]) -> list[float | None]:
+        """us of each call; None where the time is spent, or it cannot be run.  All are compiled at once.
 
         Raises nothing but interrupts: what goes wrong here only leaves a kernel as it is.
         """
-        if self.spent_s > LIMIT_S:
-            return None
         start = time.perf_counter()
-        try:
-            return self._time(call)
-        except (AstitchError, RuntimeError, ValueError):  # JAX's errors are RuntimeErrors
-            return None
-        finally:
-            self.spent_s += time.perf_counter() - start
+        before_s, times = self.spent_s, list[float | None]()
+        with ThreadPoolExecutor(count_threads(), "astitch-rivals") as pool:
+            started = [pool.submit(self._compile, call) for call in calls]
+            for call, compiled in zip(calls, started, strict=True):
+                self.spent_s = before_s + time.perf_counter() - start
+                if self.spent_s > LIMIT_S:
+                    compiled.cancel()
+                    times.append(None)
+                    continue
+                try:
+                    times.append(self._time(call, *compiled.result()))
+                except (AstitchError, RuntimeError, ValueError):  # JAX's errors are RuntimeErrors
+                    times.append(None)
+        self.spent_s = before_s + time.perf_counter() - start
+        return times
 
-    def _time(self, call: Alone) -> float | None:
+    def _compile(self, call: Alone) -> tuple[Any, Any]:
+        """What makes the arguments, and the call itself."""
+        made = compile_module(write_arguments(call.parameters), self.device, {})
+        return made, compile_module(call.hlo, self.device, {})
+
+    def _time(self, call: Alone, make_arguments: Any, executable: Any) -> float | None:
         stats = self.device.memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
         needed = sum(type_.bytes for type_ in (*call.parameters, *call.results))
         if stats and needed > MEMORY_SHARE * free:
             return None
-        made = compile_module(write_arguments(call.parameters), self.device, {}).execute_sharded([])
-        arguments = wait(made)
-        executable = compile_module(call.hlo, self.device, {})
+        arguments = wait(make_arguments.execute_sharded([]))
         return self.time_calls(lambda: executable.execute_sharded(arguments))
 
     def time_calls(self, call: Callable[[], Any]) -> float:

@@ -6,11 +6,12 @@ such kernels are timed beside what XLA makes of the same ops, as XLA itself time
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.cost.projected_latency import project
 from astitch.cost.speed_of_light import measure_work
+from astitch.errors import AstitchError
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ArrayType, Graph
 from astitch.hlo.export import export_nodes
@@ -42,8 +43,8 @@ class Alone:
     results: tuple[ArrayType, ...]
 
 
-TimeAlone = Callable[[Alone], float | None]
-"""us of a call on the device, with arguments of any values; None: not measured."""
+TimeAlone = Callable[[Sequence[Alone]], Sequence[float | None]]
+"""us of each call on the device, with arguments of any values; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,18 @@ def find_outrun(
     of several bodies are timed once.
     """
     graph = compilation.scopes.graph
-    found: dict[str, str] = {}
-    for suspect in list_suspects(compilation, kernels):
-        structure = structure_of(graph, suspect.plan.scope)
-        if structure not in known:
-            if len(known) >= MOST_TIMED:
-                break
-            known[structure] = _compare(compilation, suspect, time_alone)
-        if reason := known[structure]:
-            found[suspect.plan.kernel.name] = reason
-    return found
+    suspects = list_suspects(compilation, kernels)
+    structures = [structure_of(graph, suspect.plan.scope) for suspect in suspects]
+    new: dict[Structure, Suspect] = {}
+    for structure, suspect in zip(structures, suspects, strict=True):
+        if structure not in known and len(known) + len(new) < MOST_TIMED:
+            new.setdefault(structure, suspect)
+    known |= dict(zip(new, _compare(compilation, list(new.values()), time_alone), strict=True))
+    return {
+        suspect.plan.kernel.name: known[structure]
+        for structure, suspect in zip(structures, suspects, strict=True)
+        if known.get(structure)
+    }
 
 
 def list_suspects(compilation: Compilation, kernels: Kernels) -> list[Suspect]:
@@ -99,10 +102,26 @@ def list_suspects(compilation: Compilation, kernels: Kernels) -> list[Suspect]:
     return sorted(found, key=lambda suspect: -suspect.us)
 
 
-def _compare(compilation: Compilation, suspect: Suspect, time_alone: TimeAlone) -> str:
-    """Why a kernel is left to XLA; the empty string: it is faster, or one of them cannot be timed."""
-    theirs = time_alone(write_rival(compilation.scopes.graph, suspect.plan.scope))
-    ours = time_alone(write_call(compilation, suspect)) if theirs is not None else None
+def _compare(
+    compilation: Compilation, suspects: Sequence[Suspect], time_alone: TimeAlone
+) -> list[str]:
+    """Why each kernel is left to XLA; the empty string: it is faster, or one of the two cannot be timed."""
+    pairs = [_write_pair(compilation, suspect) for suspect in suspects]
+    calls = [call for pair in pairs for call in pair]
+    times = iter(time_alone(calls) if calls else ())
+    return [_judge(next(times), next(times)) if pair else "" for pair in pairs]
+
+
+def _write_pair(compilation: Compilation, suspect: Suspect) -> tuple[Alone, ...]:
+    """XLA's version and the kernel; nothing where HLO has no form of an op by itself."""
+    try:
+        theirs = write_rival(compilation.scopes.graph, suspect.plan.scope)
+        return theirs, write_call(compilation, suspect)
+    except AstitchError:
+        return ()
+
+
+def _judge(theirs: float | None, ours: float | None) -> str:
     if theirs is None or ours is None or theirs >= MARGIN * ours:
         return ""
     return f"measured: it takes {ours:.0f} us, and XLA's own kernels {theirs:.0f} us"
