@@ -32,6 +32,10 @@ from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
 from astitch.tiling.space import MAX_ALIGNED, Space, size_of
 
+ACROSS_SHARE = 4
+"""The least part of a space that arrays of another order fill for that order to count.  What is padded or put beside
+others does not fill all of it."""
+
 
 class RootKind(enum.Enum):
     POINTWISE = "pointwise"
@@ -303,16 +307,19 @@ class RootReads:
     def find_across(self, group: Group, space: Space) -> Symbol | None:
         """The atom along which the most bytes lie that the group reads or returns across the last one."""
         moved: Counter[Symbol] = Counter()
+        elements: Counter[Symbol] = Counter()
         for name in group.roots:
             root = self.root_of(name)
             arrays = dict(self.reads_of(root).across)
             if root.kind is RootKind.POINTWISE and name in self.outputs and root.space.atoms:
                 arrays[name] = root.space.atoms[-1]
             for array, atom in arrays.items():
-                kind = array_of(self.graph[array])
-                if kind.size >= size_of(space.atoms) and atom in space.atoms[:-1]:
-                    moved[atom] += kind.dtype.bytes
-        return max(moved, key=moved.__getitem__, default=None)
+                if atom in space.atoms[:-1]:
+                    moved[atom] += array_of(self.graph[array]).bytes
+                    elements[atom] += array_of(self.graph[array]).size
+        most = max(moved, key=moved.__getitem__, default=None)
+        enough = most is not None and elements[most] * ACROSS_SHARE >= size_of(space.atoms)
+        return most if enough else None
 
     def count_arrays(self, group: Group) -> int:
         roots = map(self.root_of, group.roots)
