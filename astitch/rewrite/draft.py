@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from astitch.graph.ir import (
     Node,
 )
 from astitch.graph.ops import OPS, Kind
+
+if TYPE_CHECKING:
+    from astitch.rewrite.ranges import Range
 
 Log = Callable[[str, str], None]
 """Called with (name of the rule, name of the node) each time that a rule fires."""
@@ -39,7 +43,10 @@ def _may_merge(node: Node) -> bool:
 
 
 class Draft:
-    """Nodes already in simplest form.  `put` is the only way in."""
+    """Nodes already in simplest form.  `put` is the only way in.
+
+    ranges: what integers lie between, as far as somebody asked (ranges.py).
+    """
 
     def __init__(self, source: Graph, log: Log, rules: Rules) -> None:
         self._rules = rules
@@ -48,6 +55,7 @@ class Draft:
         self._taken = set(source.nodes)
         self._known: dict[tuple[object, ...], str] = {}
         self._edges: dict[str, list[int]] = {}
+        self.ranges: dict[str, Range] = {}
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]

@@ -188,33 +188,6 @@ def drop_identity(node: Node, draft: Draft) -> Node | str | None:
     return operand if draft[operand].type == node.type else None
 
 
-def decide_compare_by_range(node: Node, draft: Draft) -> Node | str | None:
-    """compare(iota, c) -> true or false, where all of 0 .. n - 1 compare to c alike"""
-    assert isinstance(node.attrs, CompareAttrs)
-    left, right = (_find_range(draft, o) for o in node.operands)
-    if left is None or right is None:
-        return None
-    (a, b), (c, d) = left, right
-    match node.attrs.direction:
-        case "LT" if b < c or a >= d:
-            value = b < c
-        case "LE" if b <= c or a > d:
-            value = b <= c
-        case "GT" if a > d or b <= c:
-            value = a > d
-        case "GE" if a >= d or b < c:
-            value = a >= d
-        case "EQ" | "NE" if b < c or a > d:
-            value = node.attrs.direction == "NE"
-        case _:
-            return None
-    scalar = ConstantAttrs(Literal.of(np.asarray(value)))
-    if node.shape == ():
-        return become(node, "constant", (), scalar)
-    name = draft.add(node, "constant", ArrayType(DType.PRED, ()), (), scalar)
-    return become(node, "broadcast", (name,), BroadcastAttrs(()))
-
-
 def compare_random_bits(node: Node, draft: Draft) -> Node | str | None:
     """compare(f(bitcast-convert(k | bits >> s)), c) -> compare(bits, d), where f never falls: of a random number in
     [0, 1), as jax.random.bernoulli makes and compares it, the bits say as much"""
@@ -315,22 +288,6 @@ def _find_rising_step(node: Node, draft: Draft) -> tuple[_Step, str] | None:
             continue
         return (replace(node, type=ArrayType(node.dtype, ())), first, value), number
     return None
-
-
-def _find_range(draft: Draft, name: str) -> tuple[int, int] | None:
-    """The least and the largest element of an iota, moved or repeated, or of an integer splat."""
-    if not draft[name].dtype.is_integer:
-        return None
-    value = read_splat(draft, name)
-    if value is not None:
-        return int(value), int(value)
-    node = draft[name]
-    while node.op in ("broadcast", "reshape", "transpose", "slice", "reverse"):
-        node = draft[node.operands[0]]
-    if not isinstance(node.attrs, IotaAttrs):
-        return None
-    last = node.shape[node.attrs.dimension] - 1
-    return (0, last) if last <= np.iinfo(node.dtype.numpy).max else None
 
 
 def merge_converts(node: Node, draft: Draft) -> Node | str | None:

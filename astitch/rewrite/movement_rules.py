@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -16,6 +18,7 @@ from astitch.graph.ir import (
     DimensionAttrs,
     DimensionsAttrs,
     DynamicSliceAttrs,
+    IotaAttrs,
     Literal,
     Node,
     PadAttrs,
@@ -280,6 +283,27 @@ def slice_statically(node: Node, draft: Draft) -> Node | str | None:
     limits = tuple(s + n for s, n in zip(starts, node.shape, strict=True))
     attrs = SliceAttrs(tuple(starts), limits, (1,) * len(starts))
     return become(node, "slice", (x,), attrs)
+
+
+def start_iota_at_index(node: Node, draft: Draft) -> Node | str | None:
+    """dynamic-slice(iota[.., n, ..], .., i, ..) of one element along n -> broadcast(clamp(0, i, n - 1))"""
+    assert isinstance(node.attrs, DynamicSliceAttrs)
+    iota = draft[node.operands[0]]
+    if not isinstance(iota.attrs, IotaAttrs) or not node.dtype.is_integer or node.array.size == 0:
+        return None
+    d = iota.attrs.dimension
+    index, last = draft[node.operands[1 + d]], iota.shape[d] - 1
+    holds = min(np.iinfo(t.numpy).max for t in (node.dtype, index.dtype))
+    if node.shape[d] != 1 or last > holds:
+        return None
+    bounds = [
+        draft.add(node, "constant", index.array, (), ConstantAttrs(Literal.of(value)))
+        for value in (np.zeros((), index.dtype.numpy), np.array(last, index.dtype.numpy))
+    ]
+    place = draft.add(node, "clamp", index.array, (bounds[0], index.name, bounds[1]))
+    if index.dtype is not node.dtype:
+        place = draft.add(node, "convert", ArrayType(node.dtype, ()), (place,))
+    return become(node, "broadcast", (place,), BroadcastAttrs(()))
 
 
 def drop_full_update(node: Node, draft: Draft) -> Node | str | None:

@@ -30,6 +30,9 @@ ALIGNED_BYTES = 16
 MOST_POSITIONS = 1 << 31
 """An array whose slices lie in pieces has fewer elements: kernels count them in 32 bits."""
 
+MOST_TOLD = 64
+"""The starts of slices are computed from arrays of at most so many elements: a vector has one for each dimension."""
+
 _STARTS = (DType.S32, DType.U32, DType.S64, DType.U64)
 
 
@@ -177,8 +180,8 @@ def _find_place(graph: Graph, update: Node) -> _Place | None:
 
 
 def _is_told(graph: Graph, start: Node) -> bool:
-    """Is it computed from parameters and constants by ops on single elements alone?"""
-    if start.dtype not in _STARTS:
+    """Is it one number, computed from parameters and constants by ops on single elements or small vectors alone?"""
+    if start.dtype not in _STARTS or start.array.size != 1:
         return False
     pending, seen = [start.name], set[str]()
     while pending:
@@ -186,7 +189,7 @@ def _is_told(graph: Graph, start: Node) -> bool:
         if node.name in seen:
             continue
         seen.add(node.name)
-        if not isinstance(node.type, ArrayType) or node.type.size != 1:
+        if not isinstance(node.type, ArrayType) or node.type.size > MOST_TOLD:
             return False
         if OPS[node.op].kind not in (Kind.SOURCE, Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX):
             return False

@@ -441,13 +441,85 @@ def choose_branch(g: GraphBuilder) -> str | tuple[str, ...]:
 %compare.31 = pred[300] compare(%iota.28, %broadcast.30) (direction='LT')
 return %reshape.1, %compare.9, %compare.9, %compare.9, %compare.4, %compare.4, %compare.4, %compare.27, %compare.31
 """)
-def decide_compare_by_range(g: GraphBuilder) -> str | tuple[str, ...]:
+def decide_by_range(g: GraphBuilder) -> str | tuple[str, ...]:
     i = g.reshape(g.iota("s32[4]", 0), (4, 1))
     wrapped = g.same("select", g.compare("LT", i, g.splat(0, "s32[4,1]")), g.same("negate", i), i)
     told = [("LE", 3), ("GE", 0), ("NE", 4), ("LT", 0), ("GT", 3), ("EQ", -1), ("LT", 3)]
     compared = [g.compare(how, i, g.splat(n, "s32[4,1]")) for how, n in told]
     narrow = g.compare("LT", g.iota("s8[300]", 0), g.splat(0, "s8[300]"))  # some are negative
     return (wrapped, *compared, narrow)
+
+
+@case("""
+%p0 = s32[2] parameter() (index=0)
+%constant.1 = s32[] constant() 0
+%broadcast.2 = s32[2] broadcast(%constant.1) (dimensions=())
+%constant.3 = s32[2] constant() [7, 0]
+%clamp.4 = s32[2] clamp(%broadcast.2, %p0, %constant.3)
+%constant.13 = s32[] constant() 6
+%broadcast.14 = s32[2] broadcast(%constant.13) (dimensions=())
+%minimum.15 = s32[2] minimum(%clamp.4, %broadcast.14)
+return %clamp.4, %clamp.4, %clamp.4, %minimum.15
+""")
+def drop_wide_bounds(g: GraphBuilder) -> str | tuple[str, ...]:
+    x = g.parameter("s32[2]")
+    zero = g.splat(0, "s32[2]")
+    x = g.same("clamp", zero, x, g.constant([7, 0], "s32"))
+    return (
+        g.same("clamp", g.splat(-1, "s32[2]"), x, g.splat(7, "s32[2]")),
+        g.same("maximum", zero, x),
+        g.same("minimum", x, g.constant([7, 1], "s32")),
+        g.same("minimum", x, g.splat(6, "s32[2]")),
+    )
+
+
+@case("""
+%p0 = s32[] parameter() (index=0)
+%constant.2 = s32[] constant() 0
+%dynamic-slice.3.constant.2 = s32[] constant() 5
+%dynamic-slice.3.clamp = s32[] clamp(%constant.2, %p0, %dynamic-slice.3.constant.2)
+%dynamic-slice.3 = s32[1,2] broadcast(%dynamic-slice.3.clamp) (dimensions=())
+return %dynamic-slice.3
+""")
+def start_iota_at_index(g: GraphBuilder) -> str | tuple[str, ...]:
+    i, iota, zero = g.parameter("s32[]"), g.iota("s32[6,4]", 0), g.constant(0, "s32")
+    attrs = DynamicSliceAttrs((1, 2))
+    return g.op("dynamic-slice", "s32[1,2]", iota, i, zero, attrs=attrs)
+
+
+@case("""
+%p0 = s32[1] parameter() (index=0)
+%p1 = f32[8,4] parameter() (index=1)
+%p2 = f32[1,4] parameter() (index=2)
+%constant.3 = s32[] constant() 0
+%pad.4 = s32[2] pad(%p0, %constant.3) (low=(0,), high=(1,), interior=(0,))
+%constant.5 = s32[2] constant() [7, 0]
+%broadcast.7 = s32[2] broadcast(%constant.3) (dimensions=())
+%clamp.8 = s32[2] clamp(%broadcast.7, %pad.4, %constant.5)
+%reshape.9 = s32[1,2] reshape(%clamp.8)
+%slice.10 = s32[1,1] slice(%reshape.9) (starts=(0, 0), limits=(1, 1), strides=(1, 1))
+%reshape.23 = s32[] reshape(%slice.10)
+%dynamic-update-slice.29 = f32[8,4] dynamic-update-slice(%p1, %p2, %reshape.23, %constant.3)
+return %dynamic-update-slice.29
+""")
+def decide_bounds_of_an_update(g: GraphBuilder) -> str | tuple[str, ...]:
+    """A scatter of one slice whose start was held inside, as XLA writes it out."""
+    place, x, new = g.parameter("s32[1]"), g.parameter("f32[8,4]"), g.parameter("f32[1,4]")
+    zero = g.constant(0, "s32")
+    index = g.pad(place, zero, [0], [1])
+    limits = g.constant([7, 0], "s32")
+    index = g.same("clamp", g.splat(0, "s32[2]"), index, limits)
+    row = g.reshape(index, (1, 2))
+    pieces = [g.slice(row, [0, d], [1, d + 1]) for d in range(2)]
+    index = g.concatenate([g.reshape(piece, (1,)) for piece in pieces], 0)
+    inside = g.same(
+        "and", g.compare("LE", g.splat(0, "s32[2]"), index), g.compare("GE", limits, index)
+    )
+    inside = g.reduce(inside, (0,), "and")
+    starts = [g.reshape(g.slice(index, [d], [d + 1]), ()) for d in range(2)]
+    old = g.op("dynamic-slice", "f32[1,4]", x, *starts, attrs=DynamicSliceAttrs((1, 4)))
+    kept = g.same("select", g.broadcast(inside, (1, 4)), new, old)
+    return g.op("dynamic-update-slice", "f32[8,4]", x, kept, *starts)
 
 
 def random_number(g: GraphBuilder, bits: str, shape: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -87,6 +88,31 @@ def places_of_their_own(keys: Any, values: Any, x: Any, w: Any, places: Any) -> 
     return keys, values, x + attend(q, keys, values, mask)
 
 
+def held_inside(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+    """A scatter of one slice whose start was held inside, as XLA writes it out: vmap of dynamic_update_slice."""
+    q, k, v = split(x, w)
+    limits = jnp.array([0, keys.shape[1] - 1, 0, 0], place.dtype)
+    start = lax.clamp(0 * limits, jnp.pad(place[None], (1, 2)), limits)
+    inside = ((start >= 0) & (start <= limits)).all()
+
+    def write(cache: Any, new: Any) -> Any:
+        old = lax.dynamic_slice(cache, tuple(start), new.shape)
+        return lax.dynamic_update_slice(cache, jnp.where(inside, new, old), tuple(start))
+
+    keys, values = write(keys, k[:, None]), write(values, v[:, None])
+    mask = (jnp.arange(keys.shape[1]) <= place)[None, None]
+    return keys, values, x + attend(q, keys, values, mask)
+
+
+def mapped(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+    """The function for one sequence over all of them."""
+    q, k, v = split(x, w)
+    write = jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=0), (0, 0, None))
+    keys, values = write(keys, k[:, None], place), write(values, v[:, None], place)
+    mask = (jnp.arange(keys.shape[1]) <= place)[None, None]
+    return keys, values, x + attend(q, keys, values, mask)
+
+
 PLACE, PLACES = np.int32(5), np.asarray([5, 0, 15], np.int32)
 CACHE = (BATCH, WORDS, HEADS, SIZE)
 
@@ -94,6 +120,8 @@ DECODING: dict[str, tuple[Callable[..., Any], tuple[int, ...], np.ndarray, int, 
     "one place": (at_one_place, CACHE, PLACE, 2, 2),
     "heads first": (heads_first, (BATCH, HEADS, WORDS, SIZE), PLACE, 2, 2),
     "layers in one": (layers_in_one, (2, *CACHE), PLACE, 4, 2),
+    "held inside": (held_inside, CACHE, PLACE, 2, 2),
+    "mapped": (mapped, CACHE, PLACE, 2, 0),
     "places of their own": (places_of_their_own, CACHE, PLACES, 2, 0),
 }
 """Functions with the shape of their caches, the place, how many updates there are, and how many kernels write."""
@@ -247,6 +275,82 @@ def test_xla_copies_no_cache(name: str) -> None:
     one = int(np.prod(cache)) * 2
     assert stats.alias_size_in_bytes >= 2 * one
     assert stats.temp_size_in_bytes < one
+
+
+LENGTH, GROUPS, QUERIES, FEATURES = 512, 2, 4, 32
+
+
+def turn_of(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Some steps of a decoder whose queries share keys: products read the caches."""
+
+    def generate(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
+        def turn(state: Any, _: Any) -> Any:
+            keys, values, x, place = state
+            own = GROUPS * FEATURES
+            q, k, v = jnp.split(jnp.tanh(x @ w), [QUERIES * own, (QUERIES + 1) * own], -1)
+            k, v = (a.reshape(len(a), 1, GROUPS, FEATURES) for a in (k, v))
+            keys, values = write(keys, k, place), write(values, v, place)
+            q = q.reshape(len(x), GROUPS, QUERIES, FEATURES)
+            scores = jnp.einsum("bgrd,blgd->bgrl", q, keys).astype(jnp.float32)
+            mask = jnp.arange(LENGTH) <= place
+            p = jax.nn.softmax(jnp.where(mask, scores, -1e9), -1).astype(q.dtype)
+            mixed = jnp.einsum("bgrl,blgd->bgrd", p, values).reshape(len(x), -1)
+            return (keys, values, x + jnp.tanh(mixed), (place + 1) % LENGTH), ()
+
+        return lax.scan(turn, (keys, values, x, place), None, length=16)[0]
+
+    return generate
+
+
+def write_mapped(cache: Any, new: Any, place: Any) -> Any:
+    write = partial(lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.vmap(write, (0, 0, None))(cache, new, place)
+
+
+def write_clipped(cache: Any, new: Any, place: Any) -> Any:
+    return cache.at[:, place].set(new[:, 0], mode="clip")
+
+
+def write_at_once(cache: Any, new: Any, place: Any) -> Any:
+    return lax.dynamic_update_slice(cache, new, (0, place, 0, 0))
+
+
+@needs_hook
+@pytest.mark.parametrize("write", [write_mapped, write_clipped, write_at_once])
+def test_a_turn_moves_no_cache(write: Callable[..., Any]) -> None:
+    """In the loop XLA neither copies nor transposes one, and reads no old row of it but for products."""
+    put = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(devices()[0]))
+    cache = (8, LENGTH, GROUPS, FEATURES)
+    width = GROUPS * QUERIES * FEATURES
+    shapes = (cache, cache, (8, width), (width, width + 2 * GROUPS * FEATURES))
+    arrays = [put(shape, jnp.bfloat16) for shape in shapes]
+    with hooked() as seen:
+        compiled = compile_ahead(turn_of(write), *arrays, put((), jnp.int32), donate_argnums=(0, 1))
+    assert [body.compilation.plans for body in seen.stitchings[-1].compilation.bodies]
+    moved = [op for op, shape in list_body(compiled.as_text()) if np.prod(shape) == np.prod(cache)]
+    assert set(moved) <= {"dynamic-update-slice", "custom-call", "bitcast"}
+
+
+def list_body(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(op, shape) of each instruction of the loop's body in an optimized module; of a fusion's root."""
+    computations = {
+        found[1]: found[2].splitlines()
+        for found in re.finditer(r"^%?([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S)
+    }
+    form = re.compile(r"(?:ROOT )?%?[\w.\-]+ = \w+\[([\d,]*)\]\S* ([\w\-]+)\(")
+
+    def read(line: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if not (found := form.match(line.strip())):
+            return
+        if called := re.search(r"calls=%?([\w.\-]+)", line):
+            inner = computations[called[1]]
+            yield from read(next(each for each in inner if each.strip().startswith("ROOT")))
+        elif found[2] not in ("get-tuple-element", "parameter"):
+            yield found[2], tuple(map(int, filter(None, found[1].split(","))))
+
+    (body,) = {found[1] for found in re.finditer(r"body=%?([\w.\-]+)", text)}
+    for line in computations[body]:
+        yield from read(line)
 
 
 @pytest.mark.gpu
