@@ -23,6 +23,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
 from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.library.xla_fallback import has_jax
+from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
 from astitch.program.steps import CudaKernel, Program
@@ -164,6 +165,12 @@ def _hoist(graph: Graph, job: Job) -> Graph:
     return simplify(check_graph(hoist_planned(graph, job.target.loops)))
 
 
+def _carry_as_read(graph: Graph, job: Job) -> Graph:
+    planner = job.target.loops
+    carried = carry_as_read(graph, planner.is_kernel if planner else lambda graph, node: False)
+    return graph if carried is graph else simplify(check_graph(carried))
+
+
 def _fuse_attention(graph: Graph, job: Job) -> Graph:
     sunk = sink_into_loops(graph)
     fused = fuse_attention(sunk, job.gpu, in_order=options.deterministic() is True)
@@ -281,6 +288,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
+    _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
     _rewrite(
         "order_scatters",

@@ -47,7 +47,7 @@ from astitch.xla.rivals import TimeAlone, find_outrun
 from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
-from astitch.xla.updates import find_donated_updates
+from astitch.xla.updates import find_carried_transposes, find_donated_updates
 from astitch.xla.write_module import export_program
 
 
@@ -174,7 +174,9 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
 
     target = Target(
         launcher=Launcher.XLA,
-        updates=lambda graph: find_donated_updates(graph, job.donated),
+        updates=lambda graph: (
+            find_donated_updates(graph, job.donated) | find_carried_transposes(graph, job.donated)
+        ),
         simplified=job.simplified,
         attention=job.attention,
         loops=job.planner,

@@ -24,6 +24,7 @@ from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
 from astitch.xla.marks import find_unmarked
+from astitch.xla.order_transposes import order_transposes
 from astitch.xla.prepare_kernels import Code
 from astitch.xla.rivals import TimeAlone
 from astitch.xla.room_for_collectives import leave_room
@@ -152,6 +153,7 @@ def graft(module: Any, new: Any) -> bytes:
     grafted.entry_computation_name = new.entry_computation_name
     entry = next(c for c in grafted.computations if c.id == new.entry_computation_id)
     _state_layouts(entry, module.host_program_shape)
+    order_transposes(entry)
     if module.host_program_shape.result.element_type != TUPLE:
         _unwrap_root(entry)
     return bytes(grafted.SerializeToString())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from astitch.graph.dimensions import array_of
-from astitch.graph.ir import Graph, Node
+from astitch.graph.ir import GetTupleElementAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
 from astitch.xla.memory_reuse import match_donated
@@ -82,6 +82,26 @@ def find_donated_updates(graph: Graph, donated: Sequence[bool]) -> dict[str, str
         else:
             found |= dict.fromkeys(chain, "XLA updates a donated argument in place")
     return found
+
+
+def find_carried_transposes(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
+    """The transposes of donated parameters that a loop carries, and those back to the results, with the reason.
+
+    One kernel for all would hold each array twice; see order_transposes.py.
+    """
+    given = {name for name, may in zip(graph.parameters, donated, strict=True) if may}
+    turned: set[str] = set()
+    for node in graph:
+        if not OPS[node.op].permutes or OPS[node.op].is_view:
+            continue
+        operand = graph[node.operands[0]]
+        users = [graph[name] for name in graph.users[node.name]]
+        if operand.name in given and users and all(OPS[user.op].is_loop for user in users):
+            turned.add(node.name)
+        elif isinstance(operand.attrs, GetTupleElementAttrs) and not users:
+            if OPS[graph[operand.operands[0]].op].is_loop and node.name in graph.outputs:
+                turned.add(node.name)
+    return dict.fromkeys(turned, "XLA transposes what a loop carries where a donated argument was")
 
 
 def _is_small_update(graph: Graph, node: Node) -> bool:

@@ -280,7 +280,7 @@ def test_xla_copies_no_cache(name: str) -> None:
 LENGTH, GROUPS, QUERIES, FEATURES = 512, 2, 4, 32
 
 
-def turn_of(write: Callable[..., Any]) -> Callable[..., Any]:
+def turn_of(write: Callable[..., Any], turns: int = 16) -> Callable[..., Any]:
     """Some steps of a decoder whose queries share keys: products read the caches."""
 
     def generate(keys: Any, values: Any, x: Any, w: Any, place: Any) -> Any:
@@ -297,7 +297,7 @@ def turn_of(write: Callable[..., Any]) -> Callable[..., Any]:
             mixed = jnp.einsum("bgrl,blgd->bgrd", p, values).reshape(len(x), -1)
             return (keys, values, x + jnp.tanh(mixed), (place + 1) % LENGTH), ()
 
-        return lax.scan(turn, (keys, values, x, place), None, length=16)[0]
+        return lax.scan(turn, (keys, values, x, place), None, length=turns)[0]
 
     return generate
 
@@ -329,6 +329,35 @@ def test_a_turn_moves_no_cache(write: Callable[..., Any]) -> None:
     assert [body.compilation.plans for body in seen.stitchings[-1].compilation.bodies]
     moved = [op for op, shape in list_body(compiled.as_text()) if np.prod(shape) == np.prod(cache)]
     assert set(moved) <= {"dynamic-update-slice", "custom-call", "bitcast"}
+
+
+@needs_hook
+def test_memory_holds_few_caches_twice() -> None:
+    """Four caches are transposed one after the other, each into the memory of the one before."""
+
+    def generate(caches: Any, x: Any, w: Any, place: Any) -> Any:
+        def turn(state: Any, _: Any) -> Any:
+            caches, x, place = state
+            made = []
+            for keys, values in caches:
+                one = turn_of(write_mapped, 1)
+                keys, values, x, _ = one(keys, values, x, w, place)
+                made.append((keys, values))
+            return (made, x, (place + 1) % LENGTH), ()
+
+        return lax.scan(turn, (caches, x, place), None, length=16)[0]
+
+    put = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(devices()[0]))
+    cache = put((8, LENGTH, GROUPS, FEATURES), jnp.bfloat16)
+    width = GROUPS * QUERIES * FEATURES
+    x, w = ((8, width), (width, width + 2 * GROUPS * FEATURES))
+    arrays = [[(cache, cache)] * 2, put(x, jnp.bfloat16), put(w, jnp.bfloat16)]
+    with hooked():
+        compiled = compile_ahead(generate, *arrays, put((), jnp.int32), donate_argnums=0)
+    one = 2 * int(np.prod(cache.shape))
+    stats = compiled.memory_analysis()
+    assert stats.alias_size_in_bytes >= 4 * one
+    assert stats.temp_size_in_bytes < 2 * one
 
 
 def list_body(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
