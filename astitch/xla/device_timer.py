@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +42,8 @@ NO_ATTRS = NoAttrs()
 LIMIT_S = 10.0
 """Seconds after which nothing more is timed for a program."""
 
-CALLS, BATCHES, MOST_IN_FLIGHT = 12, 3, 30
-"""Calls in a batch, batches of which the fastest counts, and what JAX issues before it waits for the first to end."""
+CALLS, BATCHES, MOST_IN_FLIGHT = 12, 5, 30
+"""Calls in a batch, batches that are timed, and what JAX issues before it waits for the first to end."""
 
 HOST_SHARE = 0.7
 """If issuing a batch takes this part of its time, the device may have waited for the host."""
@@ -110,10 +111,10 @@ class DeviceTimer:
         if issued_s < HOST_SHARE * all_s:
             return all_s / CALLS * 1e6
         keep_busy, busy_s = self.find_busy()
-        kept = max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
-        batch = [keep_busy] * kept + [call] * CALLS
-        both_s = min(run(batch)[1] for _ in range(BATCHES))
-        return max(both_s - kept * busy_s, 0.0) / CALLS * 1e6
+        kept = [keep_busy] * max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
+        # Side by side, since the clocks of a device that was idle rise.
+        both = (run(kept + [call] * CALLS)[1] - run(kept)[1] for _ in range(BATCHES))
+        return max(statistics.median(both), 0.0) / CALLS * 1e6
 
     def find_busy(self) -> tuple[Callable[[], Any], float]:
         """A call that keeps the device busy while others are issued, and its time in seconds."""

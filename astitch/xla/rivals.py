@@ -23,12 +23,12 @@ from astitch.stitch_scope import Scope
 from astitch.xla.prepare_kernels import Kernels, XlaKernel, prepare_kernels
 from astitch.xla.write_module import export_program
 
-SUSPECT_US, SUSPECT_FACTOR = 30.0, 1.4
+SUSPECT_US, SUSPECT_FACTOR = 50.0, 1.4
 """A kernel is timed if it is projected to take so long, and so many times longer than its speed of light.  A shorter
 one gains little, and the time of a call hides its own."""
 
-MARGIN = 0.95
-"""XLA's version is taken if it needs less than this share of the kernel's time."""
+MARGIN, LEAST_GAIN_US = 0.95, 5.0
+"""XLA's version is taken if it needs less than this share of the kernel's time, and so much less."""
 
 MOST_TIMED = 16
 """Different kernels of a program that are timed, those with the largest projections."""
@@ -122,7 +122,7 @@ def _write_pair(compilation: Compilation, suspect: Suspect) -> tuple[Alone, ...]
 
 
 def _judge(theirs: float | None, ours: float | None) -> str:
-    if theirs is None or ours is None or theirs >= MARGIN * ours:
+    if theirs is None or ours is None or theirs >= min(MARGIN * ours, ours - LEAST_GAIN_US):
         return ""
     return f"measured: it takes {ours:.0f} us, and XLA's own kernels {theirs:.0f} us"
 
