@@ -87,7 +87,8 @@ def read_settings(marks: Iterable[str]) -> Settings:
     """The settings of a module with marked functions: it gets what one of them asks for. marks: the values of the
     marks."""
     found = list(marks)
-    tune = True if any(" tune=True" in mark for mark in found) else None
+    asked = [wish for wish in (True, False) if any(f" tune={wish}" in mark for mark in found)]
+    tune = asked[0] if asked else None
     # A program around a strict function may hold what only XLA computes.
     return Settings(tune=tune)
 

@@ -325,8 +325,12 @@ def _compile(
 
 
 def _choose_timer(settings: Settings, device: Any | None) -> DeviceTimer | None:
-    """What times kernels beside XLA's; None where the program is for another GPU, or the user wants nothing timed."""
-    if device is None or settings.gpu is not None or _wants_tuning(settings) is False:
+    """What times kernels beside XLA's; None where the program is for another GPU, or the user wants nothing timed.
+
+    What strict refuses must not depend on a measured time.
+    """
+    elsewhere = device is None or settings.gpu is not None
+    if elsewhere or settings.strict or _wants_tuning(settings) is False:
         return None
     return DeviceTimer(device)
 

@@ -141,7 +141,7 @@ def _list_orders(body: Graph, node: Node, name: str) -> Iterator[Permutation]:
 def _list_product_orders(
     node: Node, array: ArrayType, name: str, permutation: Permutation
 ) -> Iterator[Permutation]:
-    """The order for each side of a product that reads a value; none where no order would do.
+    """The order for each side of a product that reads a value; none where no order would do for one of them.
 
     array: what the product's operand is made of.  permutation: from the operand's dimensions to the array's.
     A library reads a batch of matrices: the batch's dimensions side by side in front or in the middle, then those that
@@ -153,6 +153,7 @@ def _list_product_orders(
         (attrs.lhs_batch, attrs.lhs_contracting),
         (attrs.rhs_batch, attrs.rhs_contracting),
     )
+    found: list[Permutation] = []
     for operand, (batch, contracting) in zip(node.operands, sides, strict=True):
         if operand != name:
             continue
@@ -164,9 +165,12 @@ def _list_product_orders(
         lies = _list_runs(array, roles, range(array.rank))
         runs = _list_runs(array, roles, rest)
         if in_order and lies[-1:] != ["batch"] and len(lies) == len(set(lies)):
-            yield tuple(range(array.rank))
+            found.append(tuple(range(array.rank)))
         elif len(runs) == len(set(runs)):
-            yield (*first, *rest)
+            found.append((*first, *rest))
+        else:
+            return
+    yield from found
 
 
 def _list_runs(array: ArrayType, roles: Mapping[int, str], dimensions: Sequence[int]) -> list[str]:

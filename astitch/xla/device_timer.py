@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from astitch.errors import AstitchError
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
@@ -34,6 +33,7 @@ from astitch.graph.ir import (
 )
 from astitch.hlo.export import ModuleBuilder
 from astitch.library.xla_fallback import compile_module
+from astitch.system.callbacks import pass_interrupt
 from astitch.toolchain.nvrtc import count_threads
 from astitch.xla.rivals import Alone
 
@@ -75,7 +75,8 @@ class DeviceTimer:
         """
         start = time.perf_counter()
         before_s, times = self.spent_s, list[float | None]()
-        with ThreadPoolExecutor(count_threads(), "astitch-rivals") as pool:
+        pool = ThreadPoolExecutor(count_threads(), "astitch-rivals")
+        try:
             started = [pool.submit(self._compile, call) for call in calls]
             for call, compiled in zip(calls, started, strict=True):
                 self.spent_s = before_s + time.perf_counter() - start
@@ -85,8 +86,11 @@ class DeviceTimer:
                     continue
                 try:
                     times.append(self._time(call, *compiled.result()))
-                except (AstitchError, RuntimeError, ValueError):  # JAX's errors are RuntimeErrors
+                except Exception as error:
+                    pass_interrupt(error)
                     times.append(None)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         self.spent_s = before_s + time.perf_counter() - start
         return times
 
@@ -102,10 +106,11 @@ class DeviceTimer:
         if stats and needed > MEMORY_SHARE * free:
             return None
         arguments = wait(make_arguments.execute_sharded([]))
-        return self.time_calls(lambda: executable.execute_sharded(arguments))
+        us = self.time_calls(lambda: executable.execute_sharded(arguments))
+        return us if us > 0 else None  # less than what a busy device differs by
 
     def time_calls(self, call: Callable[[], Any]) -> float:
-        """us of a call on the device, one behind the other."""
+        """us of a call on the device, one behind the other; may be below 0."""
         wait(call())
         issued_s, all_s = min((run([call] * CALLS) for _ in range(BATCHES)), key=lambda t: t[1])
         if issued_s < HOST_SHARE * all_s:
@@ -114,7 +119,7 @@ class DeviceTimer:
         kept = [keep_busy] * max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
         # Side by side, since the clocks of a device that was idle rise.
         both = (run(kept + [call] * CALLS)[1] - run(kept)[1] for _ in range(BATCHES))
-        return max(statistics.median(both), 0.0) / CALLS * 1e6
+        return statistics.median(both) / CALLS * 1e6
 
     def find_busy(self) -> tuple[Callable[[], Any], float]:
         """A call that keeps the device busy while others are issued, and its time in seconds."""

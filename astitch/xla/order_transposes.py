@@ -17,21 +17,29 @@ from typing import Any
 def order_transposes(entry: Any) -> None:
     """Adds control dependencies to an HloComputationProto whose root is a tuple, and puts its instructions in order."""
     instructions = {i.id: i for i in entry.instructions}
-    chained = False
+    chained: set[int] = set()  # of equal transposes one stands for all, also in several loops
+    waiting: list[Any] = []
     for loop in entry.instructions:
         if loop.opcode == b"while":
             before, after = _find_transposes(instructions, entry.root_id, loop)
             order = sorted(before, key=lambda n: (-math.prod(before[n].shape.dimensions), n))
-            first = [before[number] for number in order]
-            last = [after[number] for number in reversed(order) if number in after]
+            first = {before[number].id: before[number] for number in order}
+            last = {after[n].id: after[n] for n in reversed(order) if n in after}
             for chain in (first, last):
-                for one, other in pairwise(chain):
+                new = [made for number, made in chain.items() if number not in chained]
+                chained.update(chain)
+                for one, other in pairwise(new):
                     other.control_predecessor_ids.append(one.id)
-                    chained = True
-    if chained:
-        ordered = list(_sort(entry.instructions))
-        del entry.instructions[:]
-        entry.instructions.extend(ordered)
+                    waiting.append(other)
+    if not waiting:
+        return
+    ordered = list(_sort(entry.instructions))
+    if len(ordered) < len(entry.instructions):  # they wait for each other
+        for other in waiting:
+            del other.control_predecessor_ids[-1]
+        return
+    del entry.instructions[:]
+    entry.instructions.extend(ordered)
 
 
 def _find_transposes(

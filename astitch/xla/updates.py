@@ -99,7 +99,9 @@ def find_carried_transposes(graph: Graph, donated: Sequence[bool]) -> dict[str, 
         if operand.name in given and users and all(OPS[user.op].is_loop for user in users):
             turned.add(node.name)
         elif isinstance(operand.attrs, GetTupleElementAttrs) and not users:
-            if OPS[graph[operand.operands[0]].op].is_loop and node.name in graph.outputs:
+            loop = graph[operand.operands[0]]
+            carried = OPS[loop.op].is_loop and loop.operands[operand.attrs.index] in turned
+            if carried and node.name in graph.outputs:
                 turned.add(node.name)
     return dict.fromkeys(turned, "XLA transposes what a loop carries where a donated argument was")
 

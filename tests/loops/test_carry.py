@@ -231,3 +231,22 @@ def test_the_condition_reads_a_cache() -> None:
     arguments = [normal(*CACHE), normal(BATCH, HEADS, QUERIES, SIZE), np.asarray(0, np.int32)]
     graph = simplify(import_hlo(lower(fn, *arguments)))
     assert carry_as_read(graph, lambda graph, node: False) is graph
+
+
+def test_a_product_of_a_state_with_itself_keeps_its_order() -> None:
+    """One side could be read in another order, the other could not: its free dimensions would change places."""
+
+    def fn(k: Any, x: Any) -> Any:
+        def turn(place: Any, state: Any) -> Any:
+            k, x = state
+            k = lax.dynamic_update_slice(k, x, (place, 0, 0, 0, 0))
+            y = lax.dot_general(k, k, (((4,), (3,)), ((1,), (2,))))
+            return k, y.reshape(-1)[: x.size].reshape(x.shape) * 0.01
+
+        return lax.fori_loop(0, 5, turn, (k, x))
+
+    arguments = normal(3, 3, 3, 3, 3), normal(1, 3, 3, 3, 3)
+    graph = simplify(import_hlo(lower(fn, *arguments)))
+    carried = carry_as_read(graph, lambda *_: False)
+    for got, want in zip(run_graph(carried, arguments), run_graph(graph, arguments), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -111,3 +111,54 @@ def test_a_program_without_such_a_loop_is_as_it_was() -> None:
     before = entry.SerializeToString()
     order_transposes(entry)
     assert entry.SerializeToString() == before
+
+
+def turn(_: Any, state: Any) -> Any:
+    a, b, x = state
+    return a + jnp.tanh(b).sum(), b * 1.1, x + 1
+
+
+def one_array_twice(k: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 6, turn, (k.T, k.T, x))
+
+
+def two_loops(k: Any, v: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 6, turn, (k.T, v.T, x)), lax.fori_loop(0, 6, turn, (v.T, k.T, x))
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (one_array_twice, (normal(8, 6), np.float32(1))),
+        (two_loops, (normal(8, 6), normal(8, 6), np.float32(1))),
+    ],
+)
+def test_equal_transposes_wait_for_none_of_themselves(
+    fn: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    graph = simplify(import_hlo(lower(fn, *arguments)))
+    updates = partial(find_carried_transposes, donated=(True,) * len(arguments))
+    made = compile_graph(graph, few_sms(4), Target(launcher=Launcher.XLA, updates=updates))
+    module = read_module(export_program(made, dict(as_text(made)), {}))
+    entry = next(c for c in module.computations if c.id == module.entry_computation_id)
+    before = sorted(i.name for i in entry.instructions)
+    order_transposes(entry)
+    assert sorted(i.name for i in entry.instructions) == before
+    place = {i.id: number for number, i in enumerate(entry.instructions)}
+    for i in entry.instructions:
+        for other in (*i.operand_ids, *i.control_predecessor_ids):
+            assert place[other] < place[i.id]
+
+
+def test_a_transposed_result_of_a_loop_without_donation_is_a_kernels() -> None:
+    """From one place for each turn to one for each sequence."""
+
+    def fn(x: Any) -> Any:
+        def step(x: Any, _: None) -> Any:
+            return jnp.tanh(x * 1.01), x
+
+        return lax.scan(step, x, None, length=5)[1].swapaxes(0, 1)
+
+    graph = simplify(import_hlo(lower(fn, normal(8, 6))))
+    assert not find_carried_transposes(graph, (False,))
+    assert not find_carried_transposes(graph, (True,))

@@ -1,0 +1,23 @@
+"""What functions of astitch.jit ask of the program around them."""
+
+from __future__ import annotations
+
+import pytest
+
+from astitch.api.settings import Settings, read_settings, write_mark
+
+
+@pytest.mark.parametrize(
+    ("asked", "tune"),
+    [
+        ([None], None),
+        ([True], True),
+        ([False], False),
+        ([None, False], False),
+        ([False, True], True),
+    ],
+)
+def test_a_program_is_tuned_as_its_functions_ask(
+    asked: list[bool | None], tune: bool | None
+) -> None:
+    assert read_settings(write_mark(Settings(tune=wish)) for wish in asked).tune is tune
