@@ -6,9 +6,9 @@
 //   jit(concatenate_reverse_iota)/mul
 //   jit(concatenate_reverse_iota)/add
 //   rem
-//   lt
-//   ne
-//   and 5 more
+//   jit(concatenate_reverse_iota)/eq
+//   jit(concatenate_reverse_iota)/neg
+//   and 1 more
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
@@ -81,13 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int add_5 = hlo_add(mul_3, iota_6);
             p_add_5[col] = store_as<int>(add_5);
             const int rem_3 = hlo_remainder(add_5, 3);
-            const bool lt_2 = hlo_compare_lt(rem_3, 0);
-            const bool ne_5 = hlo_compare_ne(lt_2, false);
-            const bool ne_3 = hlo_compare_ne(rem_3, 0);
-            const bool and_1 = hlo_and(ne_5, ne_3);
-            const int add_4 = hlo_add(rem_3, 3);
-            const int select_n_3 = (and_1 ? add_4 : rem_3);
-            const bool eq_5 = hlo_compare_eq(select_n_3, 0);
+            const bool eq_5 = hlo_compare_eq(rem_3, 0);
             float concatenate_3__1;
             if (col_0__1 < 6) {
               float concatenate_2__1;
