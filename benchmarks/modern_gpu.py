@@ -208,7 +208,8 @@ def make_runner(side: Side, program: Program, given: Any) -> Runner:
 
     def call() -> Any:
         results = side.step(*arguments)
-        arguments[: program.carried] = results[: program.carried]
+        if program.carried:  # else the results may be one array, of which a slice is a program of its own
+            arguments[: program.carried] = results[: program.carried]
         return results
 
     return Runner(side.name, call, side.wait, jax.tree.leaves)

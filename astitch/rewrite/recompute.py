@@ -154,15 +154,17 @@ def _find_lost(
     graph, stage = staged.graph, staged.stage
     stages_of = _list_stages(again)
     stays = _find_staying(graph, stage, outside, again, stages_of)
+    read_last: dict[str, int] = {}
+    for number, names in sorted(again.items()):
+        operands = (o for name in names for o in graph[name].operands)
+        read_last |= dict.fromkeys((stored_value(graph, o) for o in operands), number)
     lost = set()
     for output, parameter in graph.aliases:
         heir, donated = stored_value(graph, graph.outputs[output]), graph.parameters[parameter]
-        written = stage[heir] if heir in stays or heir not in stages_of else stages_of[heir][0]
-        for number, names in again.items():
-            if number > written and any(
-                stored_value(graph, o) == donated for name in names for o in graph[name].operands
-            ):
-                lost.add(donated)
+        moves = heir in stages_of and heir not in stays
+        written = stages_of[heir][0] if moves else stage[heir]
+        if read_last.get(donated, written) > written:
+            lost.add(donated)
     return frozenset(lost)
 
 

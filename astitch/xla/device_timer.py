@@ -37,8 +37,6 @@ from astitch.system.callbacks import pass_interrupt
 from astitch.toolchain.nvrtc import count_threads
 from astitch.xla.rivals import Alone
 
-NO_ATTRS = NoAttrs()
-
 LIMIT_S = 10.0
 """Seconds after which nothing more is timed for a program."""
 
@@ -65,8 +63,7 @@ class DeviceTimer:
     device: Any
     busy: tuple[int, int] = (BUSY_ROWS, BUSY_COLUMNS)
     spent_s: float = field(default=0.0, init=False)
-    _keep_busy: Callable[[], Any] | None = field(default=None, init=False)
-    _busy_s: float = field(default=0.0, init=False)
+    _busy: tuple[Callable[[], Any], float] | None = field(default=None, init=False)
 
     def __call__(self, calls: Sequence[Alone]) -> list[float | None]:
         """us of each call; None where the time is spent, or it cannot be run.  All are compiled at once.
@@ -81,7 +78,6 @@ class DeviceTimer:
             for call, compiled in zip(calls, started, strict=True):
                 self.spent_s = before_s + time.perf_counter() - start
                 if self.spent_s > LIMIT_S:
-                    compiled.cancel()
                     times.append(None)
                     continue
                 try:
@@ -123,12 +119,15 @@ class DeviceTimer:
 
     def find_busy(self) -> tuple[Callable[[], Any], float]:
         """A call that keeps the device busy while others are issued, and its time in seconds."""
-        if self._keep_busy is None:
+        if self._busy is None:
             executable = compile_module(write_sines(*self.busy), self.device, {})
-            self._keep_busy = lambda: executable.execute_sharded([])
-            wait(self._keep_busy())
-            self._busy_s = min(run([self._keep_busy] * 4)[1] for _ in range(BATCHES)) / 4
-        return self._keep_busy, self._busy_s
+
+            def keep_busy() -> Any:
+                return executable.execute_sharded([])
+
+            wait(keep_busy())
+            self._busy = keep_busy, min(run([keep_busy] * 4)[1] for _ in range(BATCHES)) / 4
+        return self._busy
 
 
 def run(calls: Sequence[Callable[[], Any]]) -> tuple[float, float]:
@@ -167,16 +166,15 @@ def write_sines(rows: int, columns: int) -> bytes:
 def write_arguments(types: Sequence[ArrayType]) -> bytes:
     """A module without parameters that makes an array of each type, none of them alike to the compiler."""
     builder = ModuleBuilder("arguments")
-    names = []
-    for number, type_ in enumerate(types):
-        names.append(_add_argument(builder, f"argument.{number}", type_))
-    return builder.finish(names)
+    return builder.finish(
+        [_add_argument(builder, f"argument.{number}", type_) for number, type_ in enumerate(types)]
+    )
 
 
 def _add_argument(builder: ModuleBuilder, name: str, type_: ArrayType) -> str:
     """Counts along the array, and begins again."""
 
-    def add(op: str, made: ArrayType, *operands: str, attrs: Attrs = NO_ATTRS) -> str:
+    def add(op: str, made: ArrayType, *operands: str, attrs: Attrs = NoAttrs()) -> str:
         node = Node(f"{name}.{next(numbers)}", op, made, operands, attrs)
         builder.add_node(node)
         return node.name

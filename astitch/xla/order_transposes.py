@@ -7,39 +7,40 @@ order: each but the first finds room in the one before.  XLA orders instructions
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+
+import networkx as nx
 
 
 def order_transposes(entry: Any) -> None:
     """Adds control dependencies to an HloComputationProto whose root is a tuple, and puts its instructions in order."""
     instructions = {i.id: i for i in entry.instructions}
     chained: set[int] = set()  # of equal transposes one stands for all, also in several loops
-    waiting: list[Any] = []
+    pairs: list[tuple[int, int]] = []
     for loop in entry.instructions:
-        if loop.opcode == b"while":
-            before, after = _find_transposes(instructions, entry.root_id, loop)
-            order = sorted(before, key=lambda n: (-math.prod(before[n].shape.dimensions), n))
-            first = {before[number].id: before[number] for number in order}
-            last = {after[n].id: after[n] for n in reversed(order) if n in after}
-            for chain in (first, last):
-                new = [made for number, made in chain.items() if number not in chained]
-                chained.update(chain)
-                for one, other in pairwise(new):
-                    other.control_predecessor_ids.append(one.id)
-                    waiting.append(other)
-    if not waiting:
+        if loop.opcode != b"while":
+            continue
+        before, after = _find_transposes(instructions, entry.root_id, loop)
+        order = sorted(before, key=lambda n: (-math.prod(before[n].shape.dimensions), n))
+        first = dict.fromkeys(before[number].id for number in order)
+        last = dict.fromkeys(after[n].id for n in reversed(order) if n in after)
+        for chain in (first, last):
+            pairs += pairwise(number for number in chain if number not in chained)
+            chained.update(chain)
+    if not pairs:
         return
-    ordered = list(_sort(entry.instructions))
-    if len(ordered) < len(entry.instructions):  # they wait for each other
-        for other in waiting:
-            del other.control_predecessor_ids[-1]
+    try:
+        ordered = _sort(entry.instructions, pairs)
+    except nx.NetworkXUnfeasible:  # they wait for each other
         return
+    for one, other in pairs:
+        instructions[other].control_predecessor_ids.append(one)
+    copies = [type(i).FromString(instructions[i.id].SerializeToString()) for i in ordered]
     del entry.instructions[:]
-    entry.instructions.extend(ordered)
+    entry.instructions.extend(copies)
 
 
 def _find_transposes(
@@ -71,22 +72,14 @@ def _is_transpose_of(instructions: dict[int, Any], made: Any, opcode: bytes) -> 
     return made.opcode == b"transpose" and read is not None and bool(read.opcode == opcode)
 
 
-def _sort(instructions: Any) -> Iterator[Any]:
-    """Each behind its operands and control dependencies; else in the order that they have."""
-    numbers = {i.id: number for number, i in enumerate(instructions)}
-    waits = [{*i.operand_ids, *i.control_predecessor_ids} for i in instructions]
-    users: dict[int, list[int]] = {}
-    for number, ids in enumerate(waits):
-        for before in ids:
-            users.setdefault(numbers[before], []).append(number)
-    left = [len(ids) for ids in waits]
-    ready = [number for number, count in enumerate(left) if not count]
-    heapq.heapify(ready)
-    copies = [type(i).FromString(i.SerializeToString()) for i in instructions]
-    while ready:
-        number = heapq.heappop(ready)
-        yield copies[number]
-        for user in users.get(number, []):
-            left[user] -= 1
-            if not left[user]:
-                heapq.heappush(ready, user)
+def _sort(instructions: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
+    """Each behind its operands and control dependencies, and the second of a pair behind the first; else in the order
+    that they have.  pairs: of ids.  Raises NetworkXUnfeasible."""
+    place = {i.id: number for number, i in enumerate(instructions)}
+    waits = nx.DiGraph()
+    waits.add_nodes_from(place.values())
+    for i in instructions:
+        before = (*i.operand_ids, *i.control_predecessor_ids)
+        waits.add_edges_from((place[other], place[i.id]) for other in before)
+    waits.add_edges_from((place[one], place[other]) for one, other in pairs)
+    return [instructions[number] for number in nx.lexicographical_topological_sort(waits)]

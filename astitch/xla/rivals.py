@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.cost.projected_latency import project
-from astitch.cost.speed_of_light import measure_work
 from astitch.errors import AstitchError
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ArrayType, Graph
 from astitch.hlo.export import export_nodes
+from astitch.loops.merge import find_ancestors
 from astitch.program.steps import KernelStep, Space
 from astitch.scope.structure import Structure, structure_of
 from astitch.search.plan import Plan
+from astitch.search.split_scopes import work_of
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope
 from astitch.xla.prepare_kernels import Kernels, XlaKernel, prepare_kernels
@@ -25,7 +26,7 @@ from astitch.xla.write_module import export_program
 
 SUSPECT_US, SUSPECT_FACTOR = 50.0, 1.4
 """A kernel is timed if it is projected to take so long, and so many times longer than its speed of light.  A shorter
-one gains little, and the time of a call hides its own."""
+one gains little, and its launch takes about as long."""
 
 MARGIN, LEAST_GAIN_US = 0.95, 5.0
 """XLA's version is taken if it needs less than this share of the kernel's time, and so much less."""
@@ -49,13 +50,12 @@ TimeAlone = Callable[[Sequence[Alone]], Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A kernel far from the speed of light.  us, light_us: projected, and its least time."""
+    """A kernel far from the speed of light.  us: projected."""
 
     plan: Plan
     step: KernelStep
     kernel: XlaKernel
     us: float
-    light_us: float
 
 
 def find_outrun(
@@ -95,10 +95,9 @@ def list_suspects(compilation: Compilation, kernels: Kernels) -> list[Suspect]:
         if not isinstance(kernel, XlaKernel):
             continue
         us = project(plan.kernel, compilation.gpu, work=plan.work).time_us
-        work = measure_work(plan.arrangement.graph, plan.scope.members)
-        light_us = work.bound_us(compilation.gpu)
-        if us >= SUSPECT_US and us >= SUSPECT_FACTOR * light_us:
-            found.append(Suspect(plan, step, kernel, us, light_us))
+        light_us = work_of(plan).bound_us(compilation.gpu)
+        if us >= max(SUSPECT_US, SUSPECT_FACTOR * light_us):
+            found.append(Suspect(plan, step, kernel, us))
     return sorted(found, key=lambda suspect: -suspect.us)
 
 
@@ -131,23 +130,12 @@ def write_rival(graph: Graph, scope: Scope) -> Alone:
     """A stitch op's ops as XLA gets them: what the scope reads are the parameters, its outputs the results."""
     members = set(scope.members)
     embedded = {o for name in members for o in graph[name].operands if is_embedded(graph, o)}
-    made = export_nodes(graph, members | _with_operands(graph, embedded), scope.outputs)
+    made_of = {name for value in embedded for name in find_ancestors(graph, value)}
+    made = export_nodes(graph, members | embedded | made_of, scope.outputs)
     parameters, results = (
         tuple(graph[name].array for name in names) for names in (made.operands, made.results)
     )
     return Alone(made.hlo, parameters, results)
-
-
-def _with_operands(graph: Graph, names: set[str]) -> set[str]:
-    """The names and all that they are computed from."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += graph[name].operands
-    return found
 
 
 def write_call(compilation: Compilation, suspect: Suspect) -> Alone:

@@ -198,11 +198,10 @@ def test_small_arrays_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert carried is graph
 
 
-def test_a_loop_that_ends_when_its_values_say_so() -> None:
-    def fn(cache: Any, x: Any, place: Any) -> Any:
-        def more(state: Any) -> Any:
-            return (state[2] < 5) & (state[1].sum() < 1e9)
+def until(more: Callable[..., Any]) -> tuple[Callable[..., Any], Graph, list[np.ndarray]]:
+    """A loop that ends when its values say so, its graph, and arguments.  more: of its state."""
 
+    def fn(cache: Any, x: Any, place: Any) -> Any:
         def step(state: Any) -> Any:
             cache, x, place = state
             return *keys(cache, x, place), place + 1
@@ -210,7 +209,11 @@ def test_a_loop_that_ends_when_its_values_say_so() -> None:
         return lax.while_loop(more, step, (cache, x, place))
 
     arguments = [normal(*CACHE), normal(BATCH, HEADS, QUERIES, SIZE), np.asarray(0, np.int32)]
-    graph = simplify(import_hlo(lower(fn, *arguments)))
+    return fn, simplify(import_hlo(lower(fn, *arguments))), arguments
+
+
+def test_a_loop_that_ends_when_its_values_say_so() -> None:
+    fn, graph, arguments = until(lambda state: (state[2] < 5) & (state[1].sum() < 1e9))
     carried = carry_as_read(graph, lambda graph, node: False)
     assert carried is not graph
     for got, wanted in zip(run_graph(carried, arguments), jax.jit(fn)(*arguments), strict=True):
@@ -218,18 +221,7 @@ def test_a_loop_that_ends_when_its_values_say_so() -> None:
 
 
 def test_the_condition_reads_a_cache() -> None:
-    def fn(cache: Any, x: Any, place: Any) -> Any:
-        def more(state: Any) -> Any:
-            return (state[2] < 5) & (state[0][0, 0, 0, 0] < 1e9)
-
-        def step(state: Any) -> Any:
-            cache, x, place = state
-            return *keys(cache, x, place), place + 1
-
-        return lax.while_loop(more, step, (cache, x, place))
-
-    arguments = [normal(*CACHE), normal(BATCH, HEADS, QUERIES, SIZE), np.asarray(0, np.int32)]
-    graph = simplify(import_hlo(lower(fn, *arguments)))
+    _, graph, _ = until(lambda state: (state[2] < 5) & (state[0][0, 0, 0, 0] < 1e9))
     assert carry_as_read(graph, lambda graph, node: False) is graph
 
 
