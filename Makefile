@@ -5,10 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
+# A worker that has nothing left takes tests from the other's list.
+SPREAD := -n $(WORKERS) --dist worksteal
 INSTALLED := $(VENV)/.installed
 WITH_TENSORFLOW := $(VENV)/.with-tensorflow
 
 .PHONY: demo profile test test-tf test-xla test-wheel tf-shim lint format gpu-test clean
+.PHONY: install install-tf install-xla
 
 demo: $(INSTALLED)
 	$(BIN)/python -m astitch.demo
@@ -17,7 +20,7 @@ profile: $(INSTALLED)
 	$(BIN)/astitch-profile examples/bert_layer.py --gpu h100 --html report.html
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) -q
+	$(BIN)/python -m pytest $(SPREAD) -q
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -30,18 +33,23 @@ format: $(INSTALLED)
 
 # The TensorFlow add-on; TensorFlow takes 2 GB on disk.  `make test` leaves these tests out where it is missing.
 test-tf: $(WITH_TENSORFLOW)
-	$(BIN)/python -m pytest -q tests/tf
+	$(BIN)/python -m pytest $(SPREAD) -q tests/tf
 
 # The training loops in examples/, and programs that XLA compiles for NVIDIA GPUs that are not here, with astitch in
 # XLA's hook.  That needs Python 3.12 and an environment of its own; where there is no such Python it says so and does
 # nothing.
 WHERE := -c "import sys; print(sys.executable)" 2>/dev/null
 PYTHON_XLA ?= $(shell python3.12 $(WHERE) || PYENV_VERSION=$$(pyenv latest 3.12 2>/dev/null) python3.12 $(WHERE))
-test-xla:
+test-xla: install-xla
 	@test -n "$(PYTHON_XLA)" || { echo "make test-xla: skipped: there is no Python 3.12"; exit 0; }; \
-	$(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV) && \
-	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m 'not xla_hook' tests/whole/test_examples.py tests/whole/test_modern.py && \
-	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m xla_hook
+	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest $(SPREAD) -q -m 'not xla_hook' tests/whole/test_examples.py tests/whole/test_modern.py && \
+	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest $(SPREAD) -q -m xla_hook
+
+# The environments alone.
+install: $(INSTALLED)
+install-tf: $(WITH_TENSORFLOW)
+install-xla:
+	@test -z "$(PYTHON_XLA)" || $(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV)
 
 $(VENV)-xla/.installed: pyproject.toml
 	$(PYTHON_XLA) -m venv $(VENV)-xla

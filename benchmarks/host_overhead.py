@@ -148,9 +148,10 @@ def measure_all(
                 missing[engine] = str(error).splitlines()[0]
             else:
                 compiled[engine] = fn
+        count = min(ROUNDS, calls)
         rounds = [
-            {engine: measure(fn, arrays, -(-calls // ROUNDS)) for engine, fn in compiled.items()}
-            for _ in range(ROUNDS)
+            {engine: measure(fn, arrays, -(-calls // count)) for engine, fn in compiled.items()}
+            for _ in range(count)
         ]
         for engine in compiled:
             times = zip(*(found[engine] for found in rounds), strict=True)
