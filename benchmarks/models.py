@@ -440,20 +440,22 @@ def measure_times(
 def time_host(runner: Runner, calls: int) -> float:
     """Microseconds until a call returns, the GPU idle before it: the median."""
     times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        results = runner.call()
-        times.append((time.perf_counter() - start) * 1e6)
-        runner.wait(results)
+    with runner.within():
+        for _ in range(calls):
+            start = time.perf_counter()
+            results = runner.call()
+            times.append((time.perf_counter() - start) * 1e6)
+            runner.wait(results)
     return sorted(times)[len(times) // 2]
 
 
 def time_queueing(runner: Runner, calls: int) -> float:
     """Microseconds of a call among calls that are issued back to back, without the wait at the end."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        results = runner.call()
-    us = (time.perf_counter() - start) / calls * 1e6
+    with runner.within():
+        start = time.perf_counter()
+        for _ in range(calls):
+            results = runner.call()
+        us = (time.perf_counter() - start) / calls * 1e6
     runner.wait(results)
     return us
 

@@ -10,8 +10,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,12 +78,14 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """step: the call as a user makes it.  plan: the compiled function of arguments, for its memory."""
+    """step: the call as a user makes it.  plan: the compiled function of arguments, for its memory.
+    within: what holds for both."""
 
     name: str
     step: Callable[..., Any]
     wait: Callable[[Any], object]
     plan: Callable[..., Any]
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def measure_program(
@@ -149,7 +152,8 @@ def fill_row(
             side = make_side(name, program, attention)
             arguments = place(given)
             start = time.perf_counter()
-            side.wait(side.step(*arguments))
+            with side.within():
+                side.wait(side.step(*arguments))
             row.compile_s[name] = time.perf_counter() - start
             sides.append(side)
             runners.append(make_runner(side, program, given))
@@ -181,18 +185,8 @@ def make_side(name: str, program: Program, attention: bool) -> Side:
         wait = jax.block_until_ready if choose_engine() in ("host", "xla") else wait_for_cupy
         return Side(name, ours, wait, lambda *a: ours.lower(*a).compile())
     jitted = jax.jit(program.fn, donate_argnums=program.donated)
-    if name == "xla":
-        return Side(name, jitted, jax.block_until_ready, lambda *a: jitted.lower(*a).compile())
-
-    def step(*arguments: Any) -> Any:
-        with astitch.enabled(attention=attention):
-            return jitted(*arguments)
-
-    def plan(*arguments: Any) -> Any:
-        with astitch.enabled(attention=attention):
-            return jitted.lower(*arguments).compile()
-
-    return Side(name, step, jax.block_until_ready, plan)
+    within = partial(astitch.enabled, attention=attention) if name == "hook" else nullcontext
+    return Side(name, jitted, jax.block_until_ready, lambda *a: jitted.lower(*a).compile(), within)
 
 
 def place(given: Any) -> Any:
@@ -208,11 +202,13 @@ def make_runner(side: Side, program: Program, given: Any) -> Runner:
 
     def call() -> Any:
         results = side.step(*arguments)
-        if program.carried:  # else the results may be one array, of which a slice is a program of its own
+        if (
+            program.carried
+        ):  # else the results may be one array, of which a slice is a program of its own
             arguments[: program.carried] = results[: program.carried]
         return results
 
-    return Runner(side.name, call, side.wait, jax.tree.leaves)
+    return Runner(side.name, call, side.wait, jax.tree.leaves, within=side.within)
 
 
 # ---- right and wrong ---------------------------------------------------------------------------------------------
@@ -227,7 +223,8 @@ def compare(row: GpuRow, sides: Sequence[Side], program: Program, given: Any) ->
         exact = program.exact()
         wanted = jax.device_get(jax.jit(exact.fn)(*place(widen(given, exact))))
     for side in sides:
-        results = side.step(*place(given))
+        with side.within():
+            results = side.step(*place(given))
         side.wait(results)
         got = jax.device_get(results)
         count = program.carried
@@ -325,5 +322,6 @@ def measure(
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), given)
     for side in sides:
         with noting(f"{side.name}, memory"):
-            stats = side.plan(*shapes).memory_analysis()
+            with side.within():
+                stats = side.plan(*shapes).memory_analysis()
             row.planned_mb[side.name] = count_planned_bytes(stats) / 1e6

@@ -76,7 +76,7 @@ def list_programs(size: str) -> dict[str, Callable[[], Sharded]]:
     found["pipeline"] = make_pipeline
     for entry in choose_entries([], size):
         if entry.size == size and entry.mode == "train":
-            found[f"{entry.workload}/data"] = lambda entry=entry: make_workload(entry)
+            found[f"paper/{entry.workload}"] = lambda entry=entry: make_workload(entry)
     return found
 
 

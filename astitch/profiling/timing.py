@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Runner:
 
     call: issues one call and hands on its results.  wait: until those are there.  flatten: the results as JAX
     arrays.  hold: keeps the calls' GPU busy for so many microseconds, if it can, while calls are queued behind that;
-    hands on for how many.  None: its GPU time is not measured.
+    hands on for how many.  None: its GPU time is not measured.  within: entered around the calls of a batch.
     """
 
     name: str
@@ -40,15 +41,17 @@ class Runner:
     wait: Callable[[Any], object]
     flatten: Callable[[Any], list[Any]]
     hold: Callable[[float], float] | None = None
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def time_batch(runner: Runner, calls: int) -> float:
     """Microseconds of a call, `calls` of them in flight."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        results = runner.call()
-    runner.wait(results)
-    return (time.perf_counter() - start) / calls * 1e6
+    with runner.within():
+        start = time.perf_counter()
+        for _ in range(calls):
+            results = runner.call()
+        runner.wait(results)
+        return (time.perf_counter() - start) / calls * 1e6
 
 
 def take_turns(batches: int, budget_s: float) -> Iterator[int]:

@@ -4,6 +4,9 @@ A training step's backward half reads what its forward half computed.  A value m
 that are in memory anyway, such as a product's result or a row's maximum.  Its store and its loads are then saved: each
 later stage is given ops of its own.  Which ones is a minimum cut between what memory holds and what the stage reads.  A
 cut through a value costs its store and its load; an op that is computed again costs what it executes.
+
+Single numbers are no matter of bytes.  A stage computes those again that take a few ops from what is in memory.  Else
+the kernel that stores one is waited for by the others that read it, and its own loops wait at a barrier.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.dimensions import array_of, is_embedded, is_uniform
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.ir import ArrayType, Graph, Node
 from astitch.graph.ops import OPS, Kind
@@ -48,6 +51,9 @@ LEAST_PEAK = 1 << 20
 
 TABLE_SHARE = 4
 """How many times larger than its table what is looked up there must be."""
+
+MOST_OPS_OF_NUMBERS = 32
+"""How many ops a stage computes again for a number that it reads: Adam's corrections of both moments take five."""
 
 FREE_VERTICES, VERTICES_PER_OP = 10_000, 3
 """How large the networks of all stages may be together, for a search that is linear in the graph.  Stages beyond that
@@ -136,6 +142,7 @@ def _choose_all(
         whole = staged.uncut.get(number, number)
         traffic.shared, traffic.here = shared.get(whole, set()), number
         names, saved, vertices = _choose(traffic, number, 0 if number in parts else LEAST_GAIN)
+        names |= _choose_numbers(traffic, number, names)
         left -= vertices
         if left < 0:
             break
@@ -303,6 +310,29 @@ def _choose(traffic: _Traffic, stage: int, least: int) -> tuple[frozenset[str], 
     if saved < least:
         names, saved = frozenset(), 0
     return names, saved, len(network)
+
+
+def _choose_numbers(traffic: _Traffic, stage: int, names: frozenset[str]) -> frozenset[str]:
+    """The ops of the numbers, repeated or not, that a stage computes again.  names: what it computes again besides."""
+    graph = traffic.graph
+    read = {o for name in names for o in graph[name].operands} | traffic.read_by[stage]
+    chosen: set[str] = set()
+    for name in read - names:
+        ops, pending, known = set[str](), [name], True
+        while pending and known:
+            number = pending.pop()
+            if number in ops or is_embedded(graph, number):
+                continue
+            if traffic.in_memory(number):
+                known = stored_value(graph, number) not in traffic.lost
+                continue
+            ops.add(number)
+            pending += graph[number].operands
+            is_number = array_of(graph[number]).size == 1 or is_uniform(graph, number)
+            known = is_number and traffic.may_repeat(number) and len(ops) <= MOST_OPS_OF_NUMBERS
+        if known:
+            chosen |= ops
+    return frozenset(chosen)
 
 
 _MEMORY, _STAGE = "memory", "stage"

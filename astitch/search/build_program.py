@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+import networkx as nx
+
 from astitch.emit_cuda import emit_cuda
 from astitch.faults import FaultLog
+from astitch.graph.collectives import communicates
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.edit import is_pure
 from astitch.graph.ir import (
@@ -103,6 +106,7 @@ class _ProgramBuilder:
         kernels: Mapping[str, CudaKernel],
     ) -> None:
         self.graph, self.scopes, self.fallbacks = graph, scopes, fallbacks
+        self.communicates = any(map(communicates, graph))
         self.wants_epilogues = epilogues
         self.left, self.kernels = left, kernels
         self.epilogues: tuple[Epilogue, ...] = ()
@@ -203,7 +207,8 @@ class _ProgramBuilder:
         """Ops that follow each other and that nothing of ours computes."""
         nodes = list({node.name: node for node in nodes}.values())  # stitch ops share some
         if self.fallbacks and nodes:
-            self.add_fallback(nodes)
+            for part in self.split(nodes):
+                self.add_fallback(part)
             self.joining.clear()
             self.repeated.clear()
             return
@@ -211,6 +216,26 @@ class _ProgramBuilder:
             if storage_name(self.graph, node.name) == node.name or node.name in self.outside:
                 operands, results = self.views_of(node)
                 self.add_step(ReferenceStep(node, operands, results, self.reasons[node.name]))
+
+    def split(self, nodes: Sequence[Node]) -> list[Sequence[Node]]:
+        """The ops of one fallback, or of several where devices exchange data.
+
+        What waits for a fallback waits for all of it: beside a collective, an op that does not read it would be late.
+        """
+        if not self.communicates:
+            return [nodes]
+        order = {node.name: number for number, node in enumerate(nodes)}
+        network = nx.Graph()
+        network.add_nodes_from(order)
+        for node in nodes:
+            for operand in node.operands:
+                made = operand
+                while self.is_view(made) or OPS[self.graph[made].op].kind is Kind.PROJECTION:
+                    made = self.graph[made].operands[0]
+                if made in order:
+                    network.add_edge(node.name, made)
+        parts = [sorted(order[name] for name in part) for part in nx.connected_components(network)]
+        return [[nodes[number] for number in part] for part in sorted(parts)]
 
     def reads_any(self, reader: Plan | Node, nodes: Sequence[Node]) -> bool:
         """Does a kernel or library call read a result of one of the nodes?"""

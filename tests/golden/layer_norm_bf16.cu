@@ -24,7 +24,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(128) stitch_0(
+extern "C" __global__ void __launch_bounds__(128, 1) stitch_0(
     const bf16* __restrict__ p_x_1,
     const bf16* __restrict__ p_gamma_1,
     const bf16* __restrict__ p_beta_1,

@@ -38,7 +38,7 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(64) stitch_0(
+extern "C" __global__ void __launch_bounds__(64, 1) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_div_7) {
   assume_threads<64>();

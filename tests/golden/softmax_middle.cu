@@ -20,7 +20,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(256, 1) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
   assume_threads<256>();

@@ -18,7 +18,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512) stitch_0(
+extern "C" __global__ void __launch_bounds__(512, 1) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
     float* __restrict__ p_reduce_sum_7) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -142,6 +143,39 @@ def test_a_donated_state_is_read_once(summed: bool) -> None:
     (reader,) = (scope for scope in scopes.scopes if graph.parameters[0] in scope.inputs)
     assert graph.outputs[0] in reader.outputs
     assert (graph.outputs[1] in reader.outputs) != summed
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["a donated count", "a rate"])
+def test_numbers_are_computed_again(counts: bool) -> None:
+    """Adam's correction is read in two stages, a product apart.  Only a count that is a result is read from memory:
+    its own memory is the new count's by then."""
+
+    def step(count: jax.Array, x: jax.Array, w: jax.Array) -> Any:
+        new = count + 1
+        scale = 1 / (1 - 0.9**new)
+        a = x * scale
+        b = jnp.tanh(a @ w) * jnp.broadcast_to(scale, (ROWS, ROWS))
+        return (new, a, b) if counts else (a, b)
+
+    graph = imported(step, np.float32(3), normal(ROWS, WIDTH), normal(WIDTH, ROWS))
+    if counts:
+        graph = replace(graph, aliases=((0, 0),))
+    scopes = find_scopes(graph)
+    first, last = scopes.scopes
+    numbers = {name for name in last.inputs if scopes.graph[name].array.size == 1}
+    assert numbers == {graph.outputs[0] if counts else graph.parameters[0]}
+    assert {array.size for array in map(partial(storage_type, scopes.graph), first.outputs)} == (
+        {1, ROWS * WIDTH} if counts else {ROWS * WIDTH}
+    )
+
+
+def test_a_number_behind_a_sum_is_kept() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> Any:
+        scale = jax.lax.rsqrt(jnp.square(x).sum())
+        return jnp.tanh((x * scale) @ w) * scale
+
+    scopes = find_scopes(imported(fn, normal(ROWS, WIDTH), normal(WIDTH, ROWS)))
+    assert scopes.recomputed == ()
 
 
 def test_what_is_dear_is_kept() -> None:

@@ -7,6 +7,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from astitch.compile import compile_graph
+from astitch.device.gpu import preset
+from astitch.hlo_import import import_from_compiler, serialize_module
+from astitch.program.steps import FallbackStep
+from astitch.xla.hook import read_module
 from astitch.xla.order_meetings import _order_kernels, _sort
 
 
@@ -30,3 +35,25 @@ def test_no_collective_waits_for_a_kernel_that_fewer_wait_for(seed):
 
 def test_steps_follow_what_they_read_and_stay_in_order_otherwise():
     assert _sort([set(), {3}, {0}, set(), {1}]) == [0, 2, 3, 1, 4]
+
+
+TWO_SUMS = """HloModule two_sums
+add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }
+ENTRY main {
+  x = f32[512,512] parameter(0)
+  y = f32[512,512] parameter(1)
+  a = f32[512,512] exponential(x)
+  b = f32[512,512] tanh(y)
+  one = f32[512,512] all-reduce(a), replica_groups={{0,1}}, channel_id=1, use_global_device_ids=true, to_apply=add
+  other = f32[512,512] all-reduce(b), replica_groups={{0,1}}, channel_id=2, use_global_device_ids=true, to_apply=add
+  ROOT result = (f32[512,512], f32[512,512]) tuple(one, other)
+}"""
+
+
+def test_what_is_left_to_xla_beside_a_collective_is_not_one_step():
+    """Else all of it would wait for each collective's operands, and no order of kernels would be free."""
+    graph = import_from_compiler(read_module(serialize_module(TWO_SUMS)), {})
+    steps = compile_graph(graph, preset("h100")).program.steps
+    left = [step for step in steps if isinstance(step, FallbackStep)]
+    assert [[op.name for op in step.ops] for step in left] == [["one"], ["other"]]
+    assert all(len(step.operands) == 1 for step in left)
