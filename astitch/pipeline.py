@@ -77,7 +77,7 @@ class Target:
     region: set for Launcher.REGION.
     updates: what XLA computes in a parameter's memory, with the reasons.  It is neither expanded nor in a kernel.
     simplified: the graph comes out of the middle of XLA's compilation.
-    attention: may attention be a call of cuDNN's?  Only where XLA launches it.
+    attention: may attention be calls of its own (graph/ops/attention.py)?  Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  after: by the name of a pass, a callback that gets what the pass hands on.

@@ -31,6 +31,7 @@ from astitch.xla.stitched_call import Stitched, find_stitched
 from astitch.xla.write_module import TARGET
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
+from tests.tile_calls import is_tile_call, run_tile_call
 
 jit_module = importlib.import_module("astitch.jit")  # the attribute of the package is the function
 RNG = np.random.default_rng(0)
@@ -164,6 +165,8 @@ def run_graph(
             values[node.name] = [operands[0][node.attrs.index]]  # type: ignore[union-attr]
         elif is_kernel(node):
             values[node.name] = launch(node, [o for (o,) in operands], order)
+        elif is_tile_call(node):
+            values[node.name] = run_tile_call(node, [o for (o,) in operands])
         elif node.op == "while":
             state = [o for (o,) in operands]
             while run_graph(node.regions[0], state, order)[0]:

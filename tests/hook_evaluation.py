@@ -1,8 +1,8 @@
 """Programs as XLA's hook gives them back, computed without a GPU.
 
 Takes a function, has XLA compile it for a GPU that is not here up to the hook, and stitches the module with kernels as
-CUDA text.  Hands on what the stitched module computes: calls of kernels run in the emulation, every other op in the
-reference interpreter.
+CUDA text.  Hands on what the stitched module computes: calls of kernels run in the emulation, calls of tile programs in
+their interpreter, every other op in the reference interpreter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.ahead_of_time import devices
 from tests.emulated_xla import kernels_of, run_graph
 from tests.small_gpu import few_sms
 from tests.snapshots import stand_in_compiler
+from tests.tile_calls import recorded
 
 SMALL = few_sms(4)
 """Kernels whose blocks meet have few of them, which the emulation can run."""
@@ -110,7 +111,7 @@ def stitch_through_hook(
         options["out_shardings"] = SingleDeviceSharding(devices()[0])
     # A function of its own: of one that it has compiled before, JAX keeps what came of it.
     jitted = jax.jit(functools.wraps(fn)(lambda *a, **k: fn(*a, **k)), keep_unused=True, **options)
-    with stand_in_compiler(), _hook(transform):
+    with stand_in_compiler(), recorded(), _hook(transform):
         _compile(jitted, arguments, found)
     if errors:
         raise errors[0]

@@ -47,8 +47,8 @@ def enable(
     gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
     check: compare each call of a stitched program with XLA's own version of it; None: as ASTITCH_CHECK says.
-    attention: give attention in 16 bits to cuDNN, so that no scores are written to memory (docs/attention.md); its
-    gradient of q then differs from run to run in its last bits.
+    attention: give attention to cuDNN or our own kernels, so that no scores are written to memory (docs/attention.md);
+    cuDNN's gradient of q differs from run to run in its last bits.
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """
     settings = _make_settings(gpu, tune, strict, check, attention)
@@ -302,7 +302,8 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
         if compiling.leave_attention():
             journal.replace(compiling, f"XLA refuses its attention: {show_error(error)}")
             warnings.warn(
-                f"astitch: attention of {compiling.name} stays as it is: as cuDNN's XLA fails: {show_error(error)}\n"
+                f"astitch: attention of {compiling.name} stays as it is: with calls of it XLA fails: "
+                f"{show_error(error)}\n"
                 "  please report it",
                 FaultWarning,
                 stacklevel=4,

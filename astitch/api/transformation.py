@@ -22,6 +22,7 @@ from astitch.errors import UnsupportedOp, first_line
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
+from astitch.hlo.tiled_attention import TRITON
 from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
@@ -146,7 +147,7 @@ class Compiling:
     """One compile of JAX's that XLA may hand a module of to us.
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
-    off: leave the module as it is.  attention: may it call cuDNN's?  attends: it does.
+    off: leave the module as it is.  attention: may it have calls of attention?  attends: it does.
     called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
@@ -261,8 +262,8 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
 
 
 def _has_attention(module: bytes | None) -> bool:
-    """Does a serialized module call cuDNN's attention?"""
-    return any(target.encode() in (module or b"") for target in (*FORWARD, *GRADIENT))
+    """Does a serialized module call cuDNN's attention, or Triton IR as ours is?"""
+    return any(target.encode() in (module or b"") for target in (*FORWARD, *GRADIENT, TRITON))
 
 
 def _count_kernels(module: bytes | None) -> int:

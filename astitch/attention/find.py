@@ -8,8 +8,9 @@ shifted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from astitch.attention.choose import EXACT, project
 from astitch.attention.layout import Split, choose_split, count_added
 from astitch.attention.masks import Masks
 from astitch.attention.operands import (
@@ -23,10 +24,11 @@ from astitch.attention.operands import (
     read_product,
 )
 from astitch.attention.rows import Label, RowFunctions, Source
-from astitch.attention.softmax import Softmax, fit_gradient, fit_softmax
+from astitch.attention.softmax import Softmax, fit_gradient, fit_softmax, passes_masks
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
+from astitch.tile.attention import AttentionShape, Layout
 
 LEAST_SCORES = 1 << 20
 """Scores below which the products and the softmax between them stay as they are: a call of the library takes longer."""
@@ -34,11 +36,17 @@ LEAST_SCORES = 1 << 20
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 """The features that cuDNN's kernels take."""
 
+PREFERS_LIBRARY = True
+"""Is cuDNN called where its kernels fit?  Benchmarks and tests of our own kernels say no."""
+
 AMPERE, HOPPER = 80, 90
 """The compute capabilities from which cuDNN has these kernels, and has them for more features."""
 
 ABSORBING = (DType.BF16,)
 """The types with a number that is all that is left of a score to which it is added, in f32."""
+
+_OF_TILES = (DType.F16, DType.BF16, DType.F32)
+"""The types that our own kernels read."""
 
 LEAST_SAVED = 2
 """The scores must be so many times as large as a bias."""
@@ -51,7 +59,7 @@ class Attention:
     causal, window: see AttentionAttrs.  mask_as_bias: the mask is no band, so that it is added to the scores.
     split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
-    factor: what dq and dk are multiplied by beyond the library's.
+    factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
     """
 
     rows: RowFunctions
@@ -67,18 +75,24 @@ class Attention:
     gradients: tuple[Reader, ...]
     given: Tensor | None
     factor: float
+    tiles: str = ""
+    through_masks: bool = False
+
+    @property
+    def readers(self) -> list[Reader]:
+        """The products that are replaced."""
+        return [*self.gradients, *([self.forward] if self.forward else [])]
 
     @property
     def products(self) -> set[str]:
-        readers = [*self.gradients, *([self.forward] if self.forward else [])]
-        return {reader.product.name for reader in readers}
+        return {reader.product.name for reader in self.readers}
 
 
 class Search:
-    """Looks for attention in a graph."""
+    """Looks for attention in a graph.  in_order: all sums have a fixed order, which cuDNN's gradient has not."""
 
-    def __init__(self, graph: Graph, gpu: Gpu) -> None:
-        self.graph, self.gpu = graph, gpu
+    def __init__(self, graph: Graph, gpu: Gpu, *, in_order: bool = False) -> None:
+        self.graph, self.gpu, self.in_order = graph, gpu, in_order
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         self.masks = Masks(graph)
 
@@ -174,17 +188,15 @@ class Search:
         found = self.masks.find_band(rows, mask, softmax.keeps_true) if mask else None
         (causal, window), positions = found or ((False, 0), _choose_positions(rows))
         mask_as_bias = mask is not None and found is None
-        if mask_as_bias and (bias or not softmax.is_uniform or narrow not in ABSORBING):
+        if mask_as_bias and (bias or not softmax.is_uniform):
             return None
         added = mask if mask_as_bias else bias
         varying = find_repeated(rows, added)[1] if added else None
         queries = [q, *([given] if given else [])]
         split = choose_split(rows, positions, queries, [k, v], varying)
-        if added and not _takes_bias(
-            rows, added, split, narrow, is_number=not mask_as_bias, has_gradient=bool(gradients)
-        ):
+        if added and count_added(rows, split, varying or ()) * LEAST_SAVED > scores.array.size:
             return None
-        return Attention(
+        attention = Attention(
             rows=rows,
             q=q,
             k=k,
@@ -199,6 +211,44 @@ class Search:
             given=given,
             factor=factor,
         )
+        if PREFERS_LIBRARY and self.fits_library(attention, added):
+            return attention
+        return self.give_tiles(attention, added)
+
+    def fits_library(self, attention: Attention, added: Source | None) -> bool:
+        """Has cuDNN such a kernel?  added: the mask or bias."""
+        narrow, features = attention.q.dtype, count_features(self.graph, attention.q)
+        hopper = self.gpu.compute_capability >= HOPPER
+        if (
+            narrow not in (DType.F16, DType.BF16)
+            or features % FEATURES_MULTIPLE
+            or features > (MOST_FEATURES_OF_HOPPER if hopper else MOST_FEATURES)
+            or (self.in_order and attention.gradients)
+            or (attention.mask_as_bias and narrow not in ABSORBING)
+        ):
+            return False
+        if added is None:
+            return True
+        split, rows = attention.split, attention.rows
+        queries, keys = (rows.parts.extent(label) for label in (split.positions, split.keys))
+        if attention.gradients and (queries % 2 or keys % 2):
+            return False
+        return attention.mask_as_bias or find_repeated(rows, added)[0].dtype is narrow
+
+    def give_tiles(self, attention: Attention, added: Source | None) -> Attention | None:
+        """For our own kernels, if they are faster than the plain ops."""
+        if added and not attention.mask_as_bias and self.graph[added.name].dtype not in _OF_TILES:
+            return None
+        found = replace(attention, tiles=_choose_precision(attention))
+        if attention.mask_as_bias and attention.gradients:
+            value, masks = attention.gradients[0].value, self.masks.find(attention.rows)
+            passes = passes_masks(attention.rows, value, attention.softmax, attention.factor, masks)
+            if passes is None:
+                return None
+            found = replace(found, through_masks=passes)
+        shape = _describe(found, self.graph, added)
+        projection = project(shape, self.gpu, gradient=bool(attention.gradients))
+        return found if projection and projection.is_faster else None
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""
@@ -221,7 +271,7 @@ def _choose_positions(rows: RowFunctions) -> Label:
 
 
 def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
-    """Is a node a product of the types and sizes of which the library takes the attention?"""
+    """Is a node a product of types and sizes of which there may be kernels of attention?"""
     attrs = node.attrs
     if not isinstance(attrs, DotAttrs) or len(attrs.lhs_contracting) != 1:
         return False
@@ -229,9 +279,58 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
         return False
     operands = [graph[o] for o in node.operands]
     features = operands[0].shape[attrs.lhs_contracting[0]]
-    most = MOST_FEATURES_OF_HOPPER if gpu.compute_capability >= HOPPER else MOST_FEATURES
-    narrow = operands[0].dtype in (DType.F16, DType.BF16) and operands[0].dtype is operands[1].dtype
-    return narrow and features % FEATURES_MULTIPLE == 0 and features <= most
+    known = operands[0].dtype in _OF_TILES
+    return known and operands[0].dtype is operands[1].dtype and features <= MOST_FEATURES_OF_HOPPER
+
+
+def _choose_precision(attention: Attention) -> str:
+    """That of the most exact of its products."""
+    products = [attention.rows.product, *(reader.product for reader in attention.readers)]
+    exact = any(
+        isinstance(p.attrs, DotAttrs)
+        and (p.attrs.algorithm or any(x != "DEFAULT" for x in p.attrs.precision))
+        for p in products
+    )
+    return EXACT if exact else "tf32"
+
+
+def _describe(attention: Attention, graph: Graph, added: Source | None) -> AttentionShape:
+    """The attention as far as times depend on it."""
+    parts, split = attention.rows.parts, attention.split
+    extents = [parts.extent(label) for label in (split.batch, split.heads, split.positions)]
+    batch, heads, queries = extents
+    groups, keys = parts.extent(split.of_keys.parts[1]), parts.extent(split.keys)
+    rows, columns = batch * heads * queries, batch * groups * keys
+
+    def lay_out(tensor: Tensor, count: int) -> Layout:
+        features = count_features(graph, tensor)
+        return Layout(tensor.dtype, count * features, (0, 0, 0, 1), features)
+
+    bias = None
+    if added:
+        varying = {p for label in find_repeated(attention.rows, added)[1] for p in label}
+        by_row, by_column = (
+            int(not varying.isdisjoint(parts.resolve(label)))
+            for label in (split.positions, split.keys)
+        )
+        size = count_added(attention.rows, split, find_repeated(attention.rows, added)[1])
+        bias = Layout(DType.F32, size, (0, 0, by_row, by_column), 0)
+    return AttentionShape(
+        batch=batch,
+        heads=heads,
+        groups=groups,
+        queries=queries,
+        keys=keys,
+        scale=attention.softmax.scale,
+        causal=attention.causal,
+        window=attention.window,
+        q=lay_out(attention.q, rows),
+        k=lay_out(attention.k, columns),
+        v=lay_out(attention.v, columns),
+        o=lay_out(attention.v, rows),
+        bias=bias,
+        precision=attention.tiles,
+    )
 
 
 def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
@@ -245,28 +344,6 @@ def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
         yield node.array.rank - 1
     if len(lefts) == 1 and node.shape[len(attrs.lhs_batch)] > 1:
         yield len(attrs.lhs_batch)
-
-
-def _takes_bias(
-    rows: RowFunctions,
-    source: Source,
-    split: Split,
-    narrow: DType,
-    *,
-    is_number: bool,
-    has_gradient: bool,
-) -> bool:
-    """Is the library's form of what is added smaller than the scores, and of a type that loses nothing?
-
-    is_number: source is a bias, not a mask.
-    """
-    queries, keys = (rows.parts.extent(label) for label in (split.positions, split.keys))
-    if has_gradient and (queries % 2 or keys % 2):
-        return False
-    node, labels = find_repeated(rows, source)
-    if is_number and node.dtype is not narrow:
-        return False
-    return count_added(rows, split, labels) * LEAST_SAVED <= rows.product.array.size
 
 
 def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:

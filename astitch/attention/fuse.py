@@ -22,7 +22,9 @@ from astitch.graph.ir import (
     AttentionAttrs,
     Attrs,
     BroadcastAttrs,
+    CompareAttrs,
     ConstantAttrs,
+    DimensionsAttrs,
     DType,
     GetTupleElementAttrs,
     Graph,
@@ -36,6 +38,7 @@ from astitch.graph.ir import (
     Type,
 )
 from astitch.rewrite.draft import Log
+from astitch.rewrite.draft_ops import Region
 
 LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
@@ -47,11 +50,11 @@ def fuse_attention(
     """The same function but for rounding: scores are not rounded to 16 bits in between.
 
     graph: simplified.  log: hears of every product that is replaced.
-    in_order: all sums have a fixed order, so that the gradient stays: the library adds up dq by atomics.
+    in_order: all sums have a fixed order, which the library's gradient has not: it adds up dq by atomics.
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    found = [a for a in Search(graph, gpu).run() if not (in_order and a.gradients)]
+    found = list(Search(graph, gpu, in_order=in_order).run())
     if not found:
         return graph
     nodes = dict(graph.nodes)
@@ -76,7 +79,14 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     k, k_order = at.gather(origin, attention.k, of_keys)
     v, v_order = at.gather(origin, attention.v, of_keys)
     attrs = AttentionAttrs(
-        softmax.scale, attention.causal, attention.window, q_order, k_order, v_order
+        softmax.scale,
+        attention.causal,
+        attention.window,
+        q_order,
+        k_order,
+        v_order,
+        attention.tiles,
+        attention.through_masks,
     )
     types = tuple(nodes[name].array for name in (q, k, v))
     rows = tuple(types[0].shape[d] for d in q_order[:3])
@@ -95,6 +105,8 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         v, v_order = at.gather(first, attention.v, of_keys)
         attrs = replace(attrs, k=k_order, v=v_order)
         types = tuple(nodes[name].array for name in (q, k, v))
+    if attention.tiles:
+        o = at.add_delta(first, given, o, q_order)
     operands = (q, k, v, at.project(origin, call, 1), given, o, *bias)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
@@ -126,11 +138,17 @@ class _Place:
     rows: RowFunctions
 
     def add(
-        self, origin: Node, op: str, type_: Type, operands: Sequence[str], attrs: Attrs = NoAttrs()
+        self,
+        origin: Node,
+        op: str,
+        type_: Type,
+        operands: Sequence[str],
+        attrs: Attrs = NoAttrs(),
+        regions: tuple[Graph, ...] = (),
     ) -> str:
         name = free_name(f"{origin.name}.{op}", self.nodes)
         self.nodes[name] = Node(
-            name, op, type_, tuple(operands), attrs, (), origin.op_name, origin.source
+            name, op, type_, tuple(operands), attrs, regions, origin.op_name, origin.source
         )
         return name
 
@@ -180,13 +198,21 @@ class _Place:
         value = self._cut(origin, node, labels)
         value = self._turn(origin, value, labels, [tuple(p for p in c if p in parts) for c in four])
         value = self._reshape(origin, value, tuple(self.rows.parts.extents[p] for p in wanted))
-        # Batch and heads are repeated by the library, but as a whole.
-        whole = [c > 1 or any(p in parts for p in label) for c, label in enumerate(four)]
+        # The library repeats batch and heads, our kernels all of them, but each as a whole.
+        whole = [
+            (c > 1 and not attention.tiles) or any(p in parts for p in label)
+            for c, label in enumerate(four)
+        ]
         repeated = [p for c, label in enumerate(four) if whole[c] for p in label]
         extents = tuple(self.rows.parts.extents[p] for p in repeated)
-        value = self._make_bias(origin, value, softmax, narrow)
-        dimensions = BroadcastAttrs(tuple(repeated.index(p) for p in wanted))
-        value = self.add(origin, "broadcast", ArrayType(narrow, extents), (value,), dimensions)
+        if not attention.tiles:
+            value = self._make_bias(origin, value, softmax, narrow)
+        elif attention.mask_as_bias:
+            value = self._make_conditions(origin, value, softmax)
+        if wanted != repeated:
+            dimensions = BroadcastAttrs(tuple(repeated.index(p) for p in wanted))
+            type_ = ArrayType(self.nodes[value].dtype, extents)
+            value = self.add(origin, "broadcast", type_, (value,), dimensions)
         ends = tuple(
             prod(self.rows.parts.extents[p] for p in label) if whole[c] else 1
             for c, label in enumerate(four)
@@ -218,6 +244,43 @@ class _Place:
             value = self.add(origin, "maximum", array, (value, least))
             return self.add(origin, "convert", result, (value,))
         return self.add(origin, "maximum", result, (value, low))
+
+    def _make_conditions(self, origin: Node, value: str, softmax: Softmax) -> str:
+        """Which scores are kept, of a mask of conditions or of numbers that are 0 or very low."""
+        array = self.nodes[value].array
+        result = ArrayType(DType.PRED, array.shape)
+        if array.dtype is DType.PRED:
+            return value if softmax.keeps_true else self.add(origin, "not", result, (value,))
+        zero = self._splat(origin, 0.0, array)
+        return self.add(origin, "compare", result, (value, zero), CompareAttrs("EQ"))
+
+    def add_delta(self, origin: Node, given: str, o: str, order: Order) -> str:
+        """The sum of do * o over the features: f32 [batch, heads, positions]."""
+        wide = ArrayType(DType.F32, self.nodes[o].shape)
+        factors = [
+            name
+            if self.nodes[name].dtype is DType.F32
+            else self.add(origin, "convert", wide, (name,))
+            for name in (given, o)
+        ]
+        product = self.add(origin, "multiply", wide, factors)
+        region = Region(DType.F32)
+        kept = sorted(order[:3])
+        scalar = ArrayType(DType.F32, ())
+        zero = self.add(
+            origin, "constant", scalar, (), ConstantAttrs(Literal.of(np.zeros((), np.float32)))
+        )
+        rows = ArrayType(DType.F32, tuple(wide.shape[d] for d in kept))
+        attrs, regions = (
+            DimensionsAttrs((order[3],)),
+            (region.end("add", region.op("add", DType.F32, ("a", "b"))),),
+        )
+        total = self.add(origin, "reduce", rows, (product, zero), attrs, regions)
+        permutation = tuple(kept.index(d) for d in order[:3])
+        if permutation == (0, 1, 2):
+            return total
+        turned = ArrayType(DType.F32, tuple(rows.shape[d] for d in permutation))
+        return self.add(origin, "transpose", turned, (total,), TransposeAttrs(permutation))
 
     def _splat(self, origin: Node, number: float, array: ArrayType) -> str:
         constant = ConstantAttrs(Literal.of(np.array(number, array.dtype.numpy)))

@@ -100,14 +100,41 @@ def _gives_equal(
     rows: RowFunctions, name: str, masks: Container[str], mask: Source, keeps_true: bool
 ) -> bool:
     """Do rows of which all scores are left out have equal probabilities?"""
+    drawn = _draw_empty_rows(rows, masks, mask, keeps_true)
+    p = np.broadcast_to(rows.evaluate(name, drawn), drawn[rows.product.name].shape)
+    return bool(np.all(abs(p - 1 / p.shape[1]) <= TOLERANCE))
+
+
+def _draw_empty_rows(
+    rows: RowFunctions, masks: Container[str], mask: Source, keeps_true: bool
+) -> dict[str, np.ndarray]:
+    """Rows of which all scores are left out."""
     drawn = rows.draw(0, masks)
     array = drawn[mask.name]
     none = not keeps_true if array.dtype == np.bool_ else ABSORBS
     empty = np.full_like(array, none)
     same = (alias for alias, source in rows.aliases.items() if source == mask.name)
-    drawn |= dict.fromkeys((mask.name, *same), empty)
-    p = np.broadcast_to(rows.evaluate(name, drawn), drawn[rows.product.name].shape)
-    return bool(np.all(abs(p - 1 / p.shape[1]) <= TOLERANCE))
+    return drawn | dict.fromkeys((mask.name, *same), empty)
+
+
+def passes_masks(
+    rows: RowFunctions, name: str, softmax: Softmax, factor: float, masks: Container[str]
+) -> bool | None:
+    """Has a score that is left out a gradient, in a row where all are?  None where neither yes nor no describes it.
+
+    name: an op that gives the gradient of a softmax with a mask; factor: see fit_gradient.
+    """
+    assert softmax.mask
+    drawn = _draw_empty_rows(rows, masks, softmax.mask, softmax.keeps_true)
+    (source,) = (rows.sources[n] for n in rows.reads[name] - {softmax.mask.name})
+    shape = drawn[rows.product.name].shape
+    dp = np.broadcast_to(drawn[source.name], shape)
+    given = np.broadcast_to(rows.evaluate(name, drawn), shape)
+    if not given.any():
+        return False
+    wanted = factor * softmax.scale * (dp - dp.mean(1, keepdims=True)) / shape[1]
+    agrees = np.max(abs(given - wanted)) <= GRADIENT_TOLERANCE * np.max(abs(given))
+    return True if agrees else None
 
 
 def _fit_scale(

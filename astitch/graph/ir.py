@@ -496,6 +496,8 @@ class AttentionAttrs:
 
     causal: position i of q sees positions j <= i of k.  window: with causal, only j > i - window; 0: all.
     q, k, v: how the dimensions of these operands are ordered.  The result and its gradient are ordered as q is.
+    tiles: kernels of our own compute it (tile/attention.py), f32 at this precision: tf32 or tf32x3; "": a library does.
+    through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
     """
 
     scale: float
@@ -504,6 +506,8 @@ class AttentionAttrs:
     q: Order
     k: Order
     v: Order
+    tiles: str = ""
+    through_masks: bool = False
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

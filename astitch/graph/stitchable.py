@@ -34,7 +34,7 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     if isinstance(node.attrs, OpaqueAttrs):
         return node.attrs.reason
     if isinstance(node.attrs, AttentionAttrs):
-        return "attention: a library call"
+        return "attention: kernels of its own" if node.attrs.tiles else "attention: a library call"
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

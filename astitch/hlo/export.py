@@ -16,6 +16,7 @@ import numpy as np
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.graph.ir import (
     ArrayType,
+    AttentionAttrs,
     Attrs,
     BroadcastAttrs,
     ConditionalAttrs,
@@ -40,6 +41,7 @@ from astitch.hlo.attention import render_attention
 from astitch.hlo.literal import write_literal
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
 from astitch.hlo.shapes import TUPLE, as_array, read_type, write_shape, write_tuple_shape
+from astitch.hlo.tiled_attention import render_tiled_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +408,12 @@ class _Computation:
         return values[node.name]
 
     def _add_attention(self, node: Node, operands: Sequence[_Value]) -> _Value:
-        """A call of cuDNN's, with its results in the order that the node gives."""
+        """Calls of cuDNN's or of our own kernels, with the results in the order that the node gives."""
         types = [as_array(read_type(v.shape, node.name), node.name) for v in operands]
         values = dict(zip(node.operands, operands, strict=True))
-        parts, names = render_attention(node, types)
+        assert isinstance(node.attrs, AttentionAttrs)
+        render = render_tiled_attention if node.attrs.tiles else render_attention
+        parts, names = render(node, types)
         for part in parts:
             given = [values[o] for o in part.operands]
             if isinstance(part.attrs, GetTupleElementAttrs):

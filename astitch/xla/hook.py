@@ -18,6 +18,7 @@ from astitch.hlo import schema
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
+from astitch.hlo.tiled_attention import TRITON
 from astitch.hlo_import import import_from_compiler
 from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED
@@ -86,8 +87,8 @@ def count_kernels(module: Any) -> int:
 
 
 def count_attentions(module: Any) -> int:
-    """How many calls of cuDNN's attention are in an HloModuleProto."""
-    targets = {target.encode() for target in (*FORWARD, *GRADIENT)}
+    """How many calls of cuDNN's attention and of Triton IR, as ours is, are in an HloModuleProto."""
+    targets = {target.encode() for target in (*FORWARD, *GRADIENT, TRITON)}
     return sum(i.custom_call_target in targets for c in module.computations for i in c.instructions)
 
 

@@ -6,7 +6,6 @@ streams.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -31,6 +30,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS
 from astitch.graph.storage import storage_name
 from astitch.hlo.export import ModuleBuilder
+from astitch.hlo.mlir_text import TYPED_FFI, quote
 from astitch.loops.analysis import Counter, LoopKey, loop_key
 from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.barriers import Barrier, Held, find_behind
@@ -43,7 +43,6 @@ from astitch.xla.stitch_regions import stitched_regions
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
 
-_TYPED_FFI = 4  # the custom call's API version: its backend_config is an MLIR dictionary
 _TOKEN = ArrayType(DType.U32, (1,))
 
 
@@ -239,7 +238,7 @@ class _ModuleWriter:
         attrs = CustomCallAttrs(
             TARGET,
             write_backend_config(kernel, indices),
-            _TYPED_FFI,
+            TYPED_FFI,
             aliases=aliases,
             operand_layouts=tuple(_row_major(type_.rank) for _, type_ in given),
             result_layouts=tuple(_row_major(type_.rank) for type_ in types),
@@ -402,21 +401,8 @@ def write_backend_config(kernel: XlaKernel, results: Sequence[int]) -> bytes:
         "block_z": 1,
         "shared_mem_bytes": kernel.shared_bytes,
     }
-    fields = [f"name = {_quote(kernel.symbol.encode())}", 'kernel_type = "ptx"']
-    fields.append(f"kernel_data = {_quote(kernel.code)}")
+    fields = [f"name = {quote(kernel.symbol.encode())}", 'kernel_type = "ptx"']
+    fields.append(f"kernel_data = {quote(kernel.code)}")
     fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
     fields.append(f"output_indices = [{', '.join(f'{i} : i32' for i in results)}]")
     return f"{{{', '.join(fields)}}}".encode()
-
-
-def _quote(data: bytes) -> str:
-    """An MLIR string literal: what is not printable ASCII goes by its byte's number; of what is no text every byte."""
-    if b"\0" in data:
-        return '"\\' + data.hex("\\") + '"'
-    for character in b'\\"\n\t':  # most of them, the backslash first
-        data = data.replace(b"%c" % character, b"\\%02x" % character)
-    escaped = _UNPRINTABLE.sub(lambda found: b"\\%02x" % ord(found[0]), data)
-    return f'"{escaped.decode()}"'
-
-
-_UNPRINTABLE = re.compile(rb"[^ -~]")

@@ -1,8 +1,9 @@
-"""Attention on a GPU: what cuDNN computes is as near to f64 as what XLA computes, in both halves."""
+"""Attention on a GPU: what cuDNN and our own kernels compute is as near to f64 as what XLA does, in both halves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 
 import astitch
+from astitch.api.engines import target_gpu
 from astitch.attention import find
+from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
+from astitch.hlo.tiled_attention import TRITON
 from tests.attention.spellings import (
     BATCH,
     FEATURES,
@@ -47,7 +51,7 @@ def draw(dtype: Any, *given: np.ndarray) -> list[np.ndarray]:
 def measure_errors(
     function: Callable[..., Any], arrays: list[np.ndarray]
 ) -> tuple[list[float], list[float], int]:
-    """(distances of XLA's results from f64, those of ours, how many calls of the library ours has)."""
+    """(distances of XLA's results from f64, those of ours, how many calls of attention ours has)."""
     with jax.enable_x64(True), astitch.disabled():
         wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
         exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
@@ -55,7 +59,7 @@ def measure_errors(
     for enabled in (astitch.disabled(), astitch.enabled()):
         with enabled:
             compiled = jax.jit(lambda *given: function(*given)).lower(*arrays).compile()
-        texts.append(compiled.as_text())
+        texts.append(compiled.as_text() or "")
         found.append([np.asarray(x).astype(np.float64) for x in jax.tree.leaves(compiled(*arrays))])
     errors = [
         [
@@ -64,7 +68,7 @@ def measure_errors(
         ]
         for results in found
     ]
-    calls = sum(texts[1].count(f'"{target}"') for target in (*FORWARD, *GRADIENT))
+    calls = sum(texts[1].count(f'"{target}"') for target in (*FORWARD, *GRADIENT, TRITON))
     return errors[0], errors[1], calls
 
 
@@ -90,3 +94,53 @@ def test_both_halves_of_heads_that_share_keys(name: str, dtype: Any) -> None:
         before, after, calls = measure_errors(which, arrays)
         assert calls == count
         assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+HOPPER = 90
+
+
+@pytest.fixture
+def _own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))  # others keep calls of cuDNN there
+    monkeypatch.setattr(find, "PREFERS_LIBRARY", False)
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
+    if target_gpu().compute_capability != HOPPER:
+        pytest.skip("our own kernels are for Hopper")
+
+
+def bound(dtype: Any, precision: str, error: float) -> float:
+    """The least that an error may be: of XLA's error, and of what a type rounds."""
+    if dtype != jnp.float32:
+        return 1.2 * error + 1e-3
+    return 1.2 * error + (5e-5 if precision == "default" else 5e-7)
+
+
+@pytest.mark.usefixtures("_own_kernels")
+@pytest.mark.parametrize(
+    "dtype, precision",
+    [(jnp.float32, "default"), (jnp.float32, "highest"), (jnp.bfloat16, "default")],
+)
+@pytest.mark.parametrize("name", [*PLAIN, *GIVEN, "repeated", "by_vmap_over_sharing_heads"])
+def test_our_own_kernels_are_as_near_as_xla_s(name: str, dtype: Any, precision: str) -> None:
+    function, given = (PLAIN | GIVEN | SHARED | PARTLY_SHARED)[name][:2]
+    arrays = draw(dtype, *([given] if isinstance(given, np.ndarray) else []))
+    if name in SHARED or name in PARTLY_SHARED:
+        arrays[1:] = [x[:, :, :GROUPS] for x in arrays[1:]]
+    for which, count in ((function, 1), (make_gradient(function), 3)):
+        with jax.default_matmul_precision(precision):
+            before, after, calls = measure_errors(which, arrays)
+        assert calls == count
+        bounds = [bound(dtype, precision, error) for error in before]
+        assert all(a <= b for a, b in zip(after, bounds, strict=True)), (before, after)
+
+
+@pytest.mark.usefixtures("_own_kernels")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_our_own_gradients_are_the_same_in_each_run(dtype: Any) -> None:
+    arrays = [jnp.asarray(x) for x in draw(dtype)]
+    with astitch.enabled():
+        compiled = jax.jit(make_gradient(PLAIN["where"][0])).lower(*arrays).compile()
+    first, *others = ([np.asarray(x) for x in compiled(*arrays)] for _ in range(5))
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert one.tobytes() == two.tobytes()

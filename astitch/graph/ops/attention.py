@@ -1,4 +1,4 @@
-"""Attention and its gradient, as libraries compute them: the scores are never written to memory.
+"""Attention and its gradient, as libraries and our own kernels compute them: the scores are never written to memory.
 
     attention(q, k, v [, bias]) -> (o, statistics)
     attention-gradient(q, k, v, statistics, do, o [, bias]) -> (dq, dk, dv)
@@ -7,6 +7,11 @@ q and k have as many features each; v may have others.  k and v may have fewer h
 one of theirs.  bias: added to the scaled scores, [batch or 1, heads of q or 1, positions of q, positions of k].
 statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
 of scores.  o is ordered as q is, each gradient as what it is the gradient of.
+
+Our own kernels (`tiles`) take more: a bias may have one row for all queries, or one column for all keys, and another
+type than q.  One of conditions names the scores that are kept; a row without any has equal probabilities, and
+statistics of -inf.  Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over
+the features.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -43,11 +48,12 @@ def _infer_attention(node: Node, operands: Sequence[Type]) -> Type:
 def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
     q, k, v, statistics, gradient, o, *bias = arrays_of(operands)
     expected = _check(node, q, k, v, bias)
+    result, rows = expected.elements
     require_operands(
-        (o, statistics) == expected.elements,
-        f"results of attention are {o} and {statistics}, not {expected}",
+        o == (rows if attrs_of(node, AttentionAttrs).tiles else result) and statistics == rows,
+        f"{o} and {statistics} do not belong to {expected}",
     )
-    require_operands(gradient == o, f"the gradient of {o} is {gradient}")
+    require_operands(gradient == result, f"the gradient of {result} is {gradient}")
     return TupleType((q, k, v))
 
 
@@ -69,14 +75,14 @@ def _check(
         f"{q}, {k} and {v} are no queries, keys and values",
     )
     for array in bias:
+        wanted = (batch, heads, positions, keys)
+        whole = all(n in (1, m) for n, m in zip(array.shape, wanted, strict=False))
+        of_library = array.dtype is q.dtype and array.shape[2:] == wanted[2:]
         require_operands(
-            array.rank == 4
-            and array.dtype is q.dtype
-            and array.shape[0] in (1, batch)
-            and array.shape[1] in (1, heads)
-            and array.shape[2:] == (positions, keys),
+            array.rank == 4 and whole and (bool(a.tiles) or of_library),
             f"{array} is no bias of the scores",
         )
+        require(not (a.causal and array.dtype is DType.PRED), "conditions beside a causal mask")
     require_operands(len(bias) < 2, f"{len(bias)} biases")
     o = _with_features(q, a.q, _extents(v, a.v)[3])
     return TupleType((o, ArrayType(DType.F32, (batch, heads, positions))))
@@ -98,6 +104,10 @@ def _restore(x: Array, order: Order, heads: int, dtype: np.dtype) -> Array:
 def _scores(q: Array, k: Array, bias: Sequence[Array], a: AttentionAttrs) -> Array:
     scores = a.scale * np.einsum("bntf,bnsf->bnts", q, k)
     for array in bias:
+        if array.dtype == np.bool_:
+            empty = ~np.broadcast_to(array, scores.shape).any(-1, keepdims=True)
+            scores = np.where(empty, 0.0, np.where(array, scores, -np.inf))
+            continue
         # In f32, as the library adds it: of a row that is left out as a whole all scores are the same.
         scores = (scores + array.astype(np.float64)).astype(np.float32).astype(np.float64)
     if a.causal:
@@ -118,6 +128,10 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     scores = _scores(q, k, operands[3:], a)
     statistics = np.logaddexp.reduce(scores, axis=-1)
     o = np.einsum("bnts,bnsf->bntf", np.exp(scores - statistics[..., None]), v)
+    for array in operands[3:]:
+        if array.dtype == np.bool_:
+            kept = np.broadcast_to(array, scores.shape).any(-1)
+            statistics = np.where(kept, statistics, -np.inf)
     return (_restore(o, a.q, heads, types[0].dtype.numpy), statistics.astype(np.float32))
 
 
@@ -135,6 +149,9 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     p = np.exp(scores - np.logaddexp.reduce(scores, axis=-1)[..., None])
     dp = np.einsum("bntf,bnsf->bnts", do, v)
     ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    for array in operands[6:]:
+        if array.dtype == np.bool_ and not a.through_masks:
+            ds = np.where(array, ds, 0.0)
     return (
         _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, heads, dtype),
         _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),

@@ -1,0 +1,146 @@
+"""Attention by kernels of our own: takes a node, hands on custom calls whose Triton IR XLA compiles.
+
+The format is that of JAX's lowering (jax/_src/pallas/triton/pallas_call_registration.py).  Operands and results lie as
+the node has them: a kernel reads any order of dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from astitch.errors import IllegalProduct
+from astitch.graph.ir import (
+    ArrayType,
+    AttentionAttrs,
+    CustomCallAttrs,
+    GetTupleElementAttrs,
+    Node,
+    Order,
+    TupleType,
+)
+from astitch.hlo.mlir_text import TYPED_FFI, quote
+from astitch.tile.attention import (
+    AttentionShape,
+    Layout,
+    write_forward,
+    write_gradient_of_keys,
+    write_gradient_of_queries,
+)
+from astitch.tile.program import TileProgram
+from astitch.tile.rates import find_rates
+from astitch.tile.triton_ir import write_triton_ir
+
+TRITON = "__gpu$xla.gpu.triton"
+"""The target of the custom calls."""
+
+LEAST_OF_GRADIENT = 6
+"""The operands of the gradient without a bias."""
+
+
+def render_tiled_attention(
+    node: Node, operands: Sequence[ArrayType]
+) -> tuple[list[Node], list[str]]:
+    """(nodes, the names of the results in order).
+
+    node: attention or attention-gradient, with `tiles`.  operands: the types of its operands.
+    Raises IllegalProduct for one of which no tiling is known.
+    """
+    shape = describe_shape(node, operands)
+    rates = find_rates(shape)
+    if rates is None:
+        raise IllegalProduct(f"no tiles are known for {node}")
+    assert isinstance(node.type, TupleType)
+    results = node.type.elements
+    if len(operands) < LEAST_OF_GRADIENT:
+        return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
+    of_q, *of_keys = results
+    nodes, names = _call(
+        node, "queries", write_gradient_of_queries(shape, rates.queries.tiling), [of_q]
+    )
+    others, more = _call(node, "keys", write_gradient_of_keys(shape, rates.keys.tiling), of_keys)
+    return [*nodes, *others], [*names, *more]
+
+
+def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
+    """What the kernels are written for."""
+    a = node.attrs
+    if not isinstance(a, AttentionAttrs):
+        raise IllegalProduct(f"{node} is no attention")
+    q, k, v, *rest = operands
+    bias = rest[len(rest) // 3 * 3 :]  # the gradient has three more
+    batch, heads, queries, _ = (q.shape[d] for d in a.q)
+    _, groups, keys, _ = (k.shape[d] for d in a.k)
+    o = list(q.shape)
+    o[a.q[3]] = v.shape[a.v[3]]
+    return AttentionShape(
+        batch=batch,
+        heads=heads,
+        groups=groups,
+        queries=queries,
+        keys=keys,
+        scale=a.scale,
+        causal=a.causal,
+        window=a.window,
+        q=describe_layout(q, a.q),
+        k=describe_layout(k, a.k),
+        v=describe_layout(v, a.v),
+        o=describe_layout(ArrayType(q.dtype, tuple(o)), a.q),
+        bias=describe_layout(bias[0], (0, 1, 2, 3)) if bias else None,
+        precision=a.tiles,
+        through_masks=a.through_masks,
+    )
+
+
+def describe_layout(array: ArrayType, order: Order) -> Layout:
+    """Of a row-major array; dimensions of extent 1 have no step."""
+    steps = [
+        prod(array.shape[d + 1 :]) if extent > 1 else 0 for d, extent in enumerate(array.shape)
+    ]
+    batch, heads, positions, features = (steps[d] for d in order)
+    return Layout(
+        array.dtype, array.size, (batch, heads, positions, features), array.shape[order[3]]
+    )
+
+
+def _call(
+    node: Node, part: str, program: TileProgram, results: Sequence[ArrayType]
+) -> tuple[list[Node], list[str]]:
+    several = len(results) > 1
+    name = f"{node.name}.{part}"
+    call = Node(
+        name,
+        "custom-call",
+        TupleType(tuple(results)) if several else results[0],
+        node.operands,
+        CustomCallAttrs(TRITON, write_config(program), TYPED_FFI),
+        op_name=node.op_name,
+        source=node.source,
+    )
+    if not several:
+        return [call], [name]
+    parts = [
+        Node(
+            f"{name}.{index}",
+            "get-tuple-element",
+            result,
+            (name,),
+            GetTupleElementAttrs(index),
+        )
+        for index, result in enumerate(results)
+    ]
+    return [call, *parts], [part.name for part in parts]
+
+
+def write_config(program: TileProgram) -> bytes:
+    """The MLIR dictionary by which XLA compiles and launches a tile program."""
+    numbers = {
+        "num_stages": program.stages,
+        "num_warps": program.warps,
+        **{f"grid_{axis}": blocks for axis, blocks in zip("xyz", program.grid, strict=True)},
+    }
+    fields = [f"name = {quote(program.name.encode())}"]
+    fields.append(f"ir = {quote(write_triton_ir(program).encode())}")
+    fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
+    fields.append("debug = false")
+    return f"{{{', '.join(fields)}}}".encode()

@@ -1,0 +1,169 @@
+"""How fast the kernels of attention are, and with which tiles: AttentionShape -> Rates, and a time in microseconds.
+
+The numbers were measured on an H100 on 2026-11-26 with jax 0.11.2, of the best of ten tilings each, 1,024 positions in
+the order batch, positions, heads, features (docs/decisions/0041-triton-ir-inside-xla.md).  What was not measured is not
+in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astitch.device.gpu import Gpu, preset
+from astitch.graph.ir import DType
+from astitch.tile.attention import AttentionShape, Tiling, count_tiles, pad_extent
+
+HOPPER = 90
+"""The compute capability of the GPUs that the rates are for."""
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of an array: offsets are 32 bits wide."""
+
+FORWARD_LAUNCH_US, GRADIENT_LAUNCH_US = 9.0, 14.0
+"""What a kernel takes beyond its products: launch, prologue and tail; of the gradient also the sums of do * o."""
+
+MARGIN = 1.05
+"""A time is longer than the table says by so much."""
+
+BLOCKS_PER_SM = 2
+"""Blocks that an SM needs to reach a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """tflops: of the products of the tiles that are computed, masked scores among them."""
+
+    tiling: Tiling
+    tflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    forward: Rate
+    keys: Rate
+    queries: Rate
+
+
+def _rate(queries: int, keys: int, warps: int, stages: int, tflops: float) -> Rate:
+    return Rate(Tiling(queries, keys, warps, stages), tflops)
+
+
+_MEASURED: Mapping[tuple[str, int, bool], Rates] = {
+    ("tf32", 32, True): Rates(
+        _rate(64, 64, 4, 3, 57), _rate(64, 64, 4, 3, 69), _rate(64, 64, 4, 1, 83)
+    ),
+    ("tf32", 32, False): Rates(
+        _rate(128, 64, 8, 3, 89), _rate(64, 64, 4, 3, 93), _rate(64, 64, 4, 3, 109)
+    ),
+    ("tf32", 64, True): Rates(
+        _rate(128, 64, 4, 2, 79), _rate(64, 128, 8, 2, 80), _rate(64, 64, 4, 3, 80)
+    ),
+    ("tf32", 64, False): Rates(
+        _rate(128, 64, 4, 2, 108), _rate(64, 128, 8, 2, 96), _rate(128, 32, 4, 2, 115)
+    ),
+    ("tf32", 128, True): Rates(
+        _rate(128, 64, 8, 3, 64), _rate(64, 32, 4, 2, 56), _rate(128, 64, 8, 1, 76)
+    ),
+    ("tf32", 128, False): Rates(
+        _rate(128, 64, 8, 3, 82), _rate(32, 128, 8, 2, 74), _rate(128, 64, 8, 1, 93)
+    ),
+    ("tf32x3", 64, True): Rates(
+        _rate(128, 64, 8, 3, 38), _rate(64, 32, 4, 2, 38), _rate(64, 64, 4, 1, 44)
+    ),
+    ("tf32x3", 64, False): Rates(
+        _rate(128, 64, 8, 3, 45), _rate(64, 128, 8, 2, 46), _rate(64, 64, 4, 1, 50)
+    ),
+    ("tf32x3", 128, True): Rates(
+        _rate(128, 32, 8, 3, 29), _rate(64, 32, 4, 2, 20), _rate(64, 32, 4, 1, 24)
+    ),
+    ("tf32x3", 128, False): Rates(
+        _rate(128, 32, 8, 3, 37), _rate(32, 64, 4, 2, 20), _rate(64, 64, 4, 1, 27)
+    ),
+    ("16 bits", 64, True): Rates(
+        _rate(64, 64, 4, 3, 180), _rate(64, 64, 4, 3, 250), _rate(64, 64, 4, 3, 260)
+    ),
+    ("16 bits", 64, False): Rates(
+        _rate(64, 64, 4, 3, 258), _rate(64, 64, 4, 3, 332), _rate(64, 64, 4, 2, 358)
+    ),
+    ("16 bits", 128, True): Rates(
+        _rate(64, 64, 4, 3, 210), _rate(64, 64, 4, 2, 280), _rate(64, 64, 4, 2, 237)
+    ),
+    ("16 bits", 128, False): Rates(
+        _rate(128, 64, 8, 3, 273), _rate(64, 64, 4, 2, 382), _rate(64, 64, 4, 2, 353)
+    ),
+    ("16 bits", 256, True): Rates(
+        _rate(64, 64, 4, 3, 186), _rate(64, 32, 4, 2, 179), _rate(64, 64, 4, 2, 197)
+    ),
+    ("16 bits", 256, False): Rates(
+        _rate(128, 32, 8, 3, 287), _rate(64, 32, 4, 2, 225), _rate(128, 32, 8, 2, 301)
+    ),
+}
+"""By (how products are computed, features of a tile, whether a band is)."""
+
+WITH_BIAS = Tiling(64, 32, 4, 2)
+"""The tiling where a bias has an element for each score: its tiles lie in shared memory too, beside all others."""
+
+RATE_WITH_BIAS = 0.5
+"""Of the rate without one; an assumption that was not measured."""
+
+
+def find_rates(shape: AttentionShape) -> Rates | None:
+    """None where nothing was measured: of more features than there are in the table."""
+    rates = _MEASURED.get((_kind(shape), _width(shape), shape.causal))
+    if rates is None or shape.bias is None or 0 in shape.bias.strides[2:]:
+        return rates
+    kernels = (rates.forward, rates.keys, rates.queries)
+    return Rates(*(Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels))
+
+
+def _kind(shape: AttentionShape) -> str:
+    return shape.precision if shape.q.dtype is DType.F32 else "16 bits"
+
+
+def _width(shape: AttentionShape) -> int:
+    """The features of the tiles, or the next more that were measured: these take no less time."""
+    width = max(pad_extent(x.features) for x in (shape.q, shape.v))
+    known = (w for kind, w, _ in _MEASURED if kind == _kind(shape) and w >= width)
+    return min(known, default=width)
+
+
+def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | None:
+    """The time of the forward kernel, with a gradient of all three.
+
+    None where nothing was measured, or an array is too large.
+    """
+    rates = find_rates(shape)
+    arrays = [shape.q, shape.k, shape.v, shape.o, *([shape.bias] if shape.bias else [])]
+    if any(array.size > MOST_ELEMENTS for array in arrays):
+        return None
+    if rates is None or gpu.compute_capability != HOPPER:
+        return None
+    h100 = preset("h100")
+    speed = gpu.sms * gpu.clock_ghz / (h100.sms * h100.clock_ghz)
+    # Products of each kernel, and the extent that its blocks are cut along.
+    kernels = [(rates.forward, 2, shape.heads, shape.queries, rates.forward.tiling.queries)]
+    total = FORWARD_LAUNCH_US
+    if gradient:
+        kernels.append((rates.keys, 4, shape.groups, shape.keys, rates.keys.tiling.keys))
+        queries = rates.queries.tiling.queries
+        kernels.append((rates.queries, 3, shape.heads, shape.queries, queries))
+        total += 2 * GRADIENT_LAUNCH_US
+    for rate, products, heads, extent, tile in kernels:
+        scores = shape.batch * shape.heads * count_scores(shape, rate.tiling)
+        blocks = shape.batch * heads * count_tiles(extent, tile)
+        share = min(1.0, blocks / (BLOCKS_PER_SM * gpu.sms))
+        flops = 2.0 * products * _width(shape) * scores
+        total += MARGIN * flops / (rate.tflops * speed * share * 1e6)
+    return total
+
+
+def count_scores(shape: AttentionShape, tiling: Tiling) -> int:
+    """The scores of a head that the tiles have, masked ones among them."""
+    total = 0
+    for first in range(0, shape.queries, tiling.queries):
+        upper = min(first + tiling.queries, shape.keys) if shape.causal else shape.keys
+        lower = max(first - shape.window + 1, 0) if shape.window else 0
+        tiles = count_tiles(upper, tiling.keys) - lower // tiling.keys
+        total += tiles * tiling.keys * tiling.queries
+    return total

@@ -1,0 +1,214 @@
+"""Attention by kernels of our own: found in every spelling in f32; its calls compute what the graph does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from astitch.attention import find
+from astitch.attention.choose import Projection
+from astitch.attention.fuse import fuse_attention
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import AttentionAttrs, DType, Graph
+from astitch.graph.reference import run_graph
+from astitch.hlo.export import export_nodes
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.simplify import simplify
+from tests import emulated_xla
+from tests.attention.spellings import (
+    BATCH,
+    BIAS,
+    FEATURES,
+    GIVEN,
+    GROUPS,
+    HEADS,
+    MASK,
+    OTHERS,
+    PARTLY_SHARED,
+    PLAIN,
+    QUERIES,
+    SHARED,
+    attend,
+    by_hand,
+    lengths,
+    make_gradient,
+)
+from tests.hlo_runner import lower
+from tests.tile_calls import recorded
+
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+GPU = preset("h100")
+ADDED_IN_F32 = {"f32_bias", "one_far_bias"}
+"""Of OTHERS what only the library does not take."""
+
+
+@pytest.fixture(autouse=True)
+def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    monkeypatch.setattr(find, "PREFERS_LIBRARY", False)
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
+
+
+def draw(dtype: np.dtype = F32, features: int = FEATURES) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    shape = (BATCH, QUERIES, HEADS, features)
+    return [random.standard_normal(shape).astype(dtype) for _ in range(3)]
+
+
+def draw_shared(dtype: np.dtype = F32) -> list[np.ndarray]:
+    q, *others = draw(dtype)
+    return [q, *(x[:, :, :GROUPS] for x in others)]
+
+
+def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph, Graph]:
+    """(the graph of a function, the same with attention as ops)."""
+    graph = simplify(import_hlo(lower(function, *arrays)))
+    return graph, simplify(check_graph(fuse_attention(graph, GPU)))
+
+
+def list_attention(graph: Graph) -> list[AttentionAttrs]:
+    return [n.attrs for n in graph if isinstance(n.attrs, AttentionAttrs)]
+
+
+def run_as_xla(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """What XLA gets of the graph, with the calls of tile programs interpreted."""
+    names = [node.name for node in graph if not node.is_parameter]
+    with recorded():
+        exported = export_nodes(graph, names, graph.outputs)
+    given = dict(zip(graph.parameters, arrays, strict=True))
+    return emulated_xla.run_module(exported.hlo, [given[name] for name in exported.operands])
+
+
+def check_both(
+    function: Callable[..., Any], arrays: list[np.ndarray], *, tolerance: float = 3e-3
+) -> Graph:
+    """A function and its gradient have no product left; the ops and their kernels compute the same."""
+    for which, count in ((function, 1), (make_gradient(function), 2)):
+        graph, fused = fuse(which, arrays)
+        assert [a.tiles != "" for a in list_attention(fused)] == [True] * count
+        assert not any(node.op == "dot" for node in fused)
+        wanted = run_graph(graph, arrays)
+        for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+            for found, expected in zip(results, wanted, strict=True):
+                compare(found, expected, tolerance)
+    return fused
+
+
+def compare(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    x, y = found.astype(np.float64), expected.astype(np.float64)
+    assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_spelling_is_found(name: str) -> None:
+    function, mask = PLAIN[name]
+    fused = check_both(function, draw())
+    attrs = list_attention(fused)[0]
+    assert (attrs.tiles, attrs.causal, attrs.window) == {
+        "all": ("tf32", False, 0),
+        "causal": ("tf32", True, 0),
+        "window": ("tf32", True, 5),
+    }[mask]
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float16)])
+def test_16_bits(dtype: np.dtype) -> None:
+    check_both(PLAIN["where"][0], draw(dtype), tolerance=2e-2)
+
+
+@pytest.mark.parametrize("name", [*SHARED, *PARTLY_SHARED])
+def test_heads_share_keys(name: str) -> None:
+    check_both((SHARED | PARTLY_SHARED)[name][0], draw_shared())
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_masks_and_biases_that_are_given(name: str) -> None:
+    function, given = GIVEN[name]
+    array = given if given.dtype == np.bool_ else given.astype(F32)
+    fused = check_both(function, [*draw(), array])
+    (node,) = (node for node in fused if node.op == "attention")
+    bias = fused[node.operands[3]]
+    # Nothing is repeated.
+    assert (bias.dtype, bias.shape) == {
+        "mask": (DType.PRED, (BATCH, 1, 1, QUERIES)),
+        "added_mask": (DType.PRED, (BATCH, 1, 1, QUERIES)),
+        "mask_of_both": (DType.PRED, (BATCH, 1, QUERIES, QUERIES)),
+        "bias": (DType.F32, (1, HEADS, QUERIES, QUERIES)),
+    }[name]
+
+
+def test_rows_that_are_masked_as_a_whole() -> None:
+    """By where their scores have no gradient, by addition they have that of equal probabilities."""
+    mask = MASK.copy()
+    mask[0] = False
+    for name, passes in (("mask", False), ("added_mask", True)):
+        fused = check_both(GIVEN[name][0], [*draw(), mask])
+        assert [a.through_masks for a in list_attention(fused)] == [passes] * 2
+
+
+def test_a_mask_in_f16() -> None:
+    """No f16 number is all that is left of a score to which it is added, but a condition is no number."""
+    check_both(GIVEN["mask"][0], [*draw(np.dtype(np.float16)), MASK], tolerance=5e-3)
+
+
+@pytest.mark.parametrize("name", sorted(ADDED_IN_F32))
+def test_a_bias_in_f32_beside_16_bits(name: str) -> None:
+    check_both(OTHERS[name], draw(BF16), tolerance=2e-2)
+
+
+def test_a_bias_beside_a_causal_mask() -> None:
+    def biased(s: Any, bias: Any) -> Any:
+        seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
+        return by_hand(jnp.where(seen, s + bias, -1e9))
+
+    check_both(attend(biased), [*draw(), BIAS.astype(F32)])
+
+
+def test_a_mask_beside_a_bias_stays() -> None:
+    function = attend(lambda s, m: by_hand(jnp.where(lengths(s, m), s + 0.1 * s.shape[-1], -1e9)))
+    check_both(function, [*draw(), MASK])  # a constant is no bias
+
+    def both(s: Any, m: Any) -> Any:
+        return by_hand(jnp.where(lengths(s, m), s + 0.1 * jnp.arange(s.shape[-1]), -1e9))
+
+    graph, fused = fuse(attend(both), [*draw(), MASK])
+    assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize("name", sorted(set(OTHERS) - ADDED_IN_F32))
+def test_what_is_no_attention_stays(name: str) -> None:
+    for function in (OTHERS[name], make_gradient(OTHERS[name])):
+        graph, fused = fuse(function, draw())
+        assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize(
+    "precision, tiles", [("default", "tf32"), ("high", "tf32x3"), ("highest", "tf32x3")]
+)
+def test_the_precision_of_the_products_decides(precision: str, tiles: str) -> None:
+    with jax.default_matmul_precision(precision):
+        fused = check_both(PLAIN["heads_first"][0], draw(), tolerance=3e-3)
+    assert {a.tiles for a in list_attention(fused)} == {tiles}
+
+
+def test_f64_and_other_gpus_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    graph, _ = fuse(PLAIN["softmax"][0], draw())
+    for gpu in ("v100", "a100", "b200"):
+        assert str(fuse_attention(graph, preset(gpu))) == str(graph)
+    with jax.enable_x64(True):
+        graph, fused = fuse(PLAIN["softmax"][0], draw(np.dtype(np.float64)))
+    assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize("features", [3, 20])
+def test_any_number_of_features(features: int) -> None:
+    check_both(PLAIN["where"][0], draw(features=features))

@@ -1,0 +1,214 @@
+"""The kernels of attention, interpreted: what attention's ops mean, for random shapes, masks, layouts and types."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astitch.graph.ir import ArrayType, AttentionAttrs, DType, Node, Order, TupleType
+from astitch.graph.ops.attention import meanings_of_attention, meanings_of_gradient
+from astitch.hlo.tiled_attention import describe_shape
+from astitch.tile.attention import (
+    Tiling,
+    write_forward,
+    write_gradient_of_keys,
+    write_gradient_of_queries,
+)
+from astitch.tile.interpret import interpret
+from astitch.tile.triton_ir import write_triton_ir
+
+TOLERANCES = {DType.F32: 2e-6, DType.BF16: 1.5e-2, DType.F16: 2e-3}
+TF32 = 2e-3
+
+
+FULL = AttentionAttrs(0.3, False, 0, *[(0, 1, 2, 3)] * 3, "tf32x3")
+SMALL = Tiling(16, 16, 4, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """extents: batch, heads, groups, queries, keys, features."""
+
+    extents: tuple[int, int, int, int, int, int]
+    values: int = 0
+    attrs: AttentionAttrs = FULL
+    dtype: DType = DType.F32
+    bias: tuple[DType, tuple[bool, bool, bool, bool]] | None = None
+    tiling: Tiling = SMALL
+
+    def draw(self) -> list[np.ndarray]:
+        """q, k, v, do and, where there is one, the bias."""
+        batch, heads, groups, queries, keys, features = self.extents
+        values = self.values or features
+        random = np.random.default_rng(0)
+
+        def normal(order: Order, *extents: int) -> np.ndarray:
+            shape = tuple(extents[order.index(d)] for d in range(4))
+            return random.standard_normal(shape).astype(self.dtype.numpy)
+
+        a = self.attrs
+        arrays = [
+            normal(a.q, batch, heads, queries, features),
+            normal(a.k, batch, groups, keys, features),
+            normal(a.v, batch, groups, keys, values),
+            normal(a.q, batch, heads, queries, values),
+        ]
+        if self.bias:
+            dtype, varies = self.bias
+            whole = (batch, heads, queries, keys)
+            shape = tuple(n if v else 1 for n, v in zip(whole, varies, strict=True))
+            numbers = random.standard_normal(shape)
+            arrays.append(numbers > 0.5 if dtype is DType.PRED else numbers.astype(dtype.numpy))
+        return arrays
+
+
+def type_of(array: np.ndarray) -> ArrayType:
+    return ArrayType(next(d for d in DType if d.numpy == array.dtype), array.shape)
+
+
+def check(case: Case) -> None:
+    q, k, v, do, *bias = case.draw()
+    batch, heads, _, queries, *_ = case.extents
+    rows = ArrayType(DType.F32, (batch, heads, queries))
+    types = [type_of(x) for x in (q, k, v)]
+    node = Node("a", "attention", TupleType((type_of(do), rows)), ("q", "k", "v"), case.attrs)
+    shape = describe_shape(node, [*types, *map(type_of, bias)])
+    wanted = meanings_of_attention(node, q, k, v, *bias)
+    found = interpret(write_forward(shape, case.tiling), [q, k, v, *bias])
+    bound = TOLERANCES[case.dtype]
+    if case.dtype is DType.F32 and case.attrs.tiles == "tf32":
+        bound = TF32
+    compare(found, wanted, bound)
+    o, statistics = (x.reshape(t.shape) for x, t in zip(found, (do, rows), strict=True))
+    delta = (do.astype(np.float32) * o.astype(np.float32)).transpose(case.attrs.q).sum(-1)
+    given = [q, k, v, statistics, do, delta, *bias]
+    (dq,) = interpret(write_gradient_of_queries(shape, case.tiling), given)
+    dk, dv = interpret(write_gradient_of_keys(shape, case.tiling), given)
+    gradients = meanings_of_gradient(node, q, k, v, statistics, do, delta, *bias)
+    compare((dq, dk, dv), gradients, 2 * bound)
+
+
+def compare(found, wanted, bound: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        x, y = one.astype(np.float64).reshape(-1), other.astype(np.float64).reshape(-1)
+        infinite = np.isneginf(y)  # the statistics of rows without a score
+        np.testing.assert_array_equal(np.isneginf(x), infinite)
+        x, y = x[~infinite], y[~infinite]
+        distance, size = np.linalg.norm(x - y), np.linalg.norm(y)
+        assert distance <= bound * max(size, np.sqrt(y.size)), (distance, size)
+
+
+ORDERS = tuple(itertools.permutations(range(4)))
+
+
+@st.composite
+def cases(draw) -> Case:
+    groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    keys = draw(st.integers(1, 40))
+    dtype = draw(st.sampled_from((DType.F32, DType.F32, DType.BF16, DType.F16)))
+    causal = draw(st.booleans())
+    # With a window rows beyond the keys have no score.
+    window = draw(st.integers(0, 20)) if causal else 0
+    queries = draw(st.integers(1, keys if window else 40))
+    bias = draw(
+        st.none()
+        | st.tuples(
+            st.sampled_from((DType.F32, dtype) if causal else (DType.F32, dtype, DType.PRED)),
+            st.tuples(*[st.booleans()] * 4),
+        )
+    )
+    orders = [draw(st.sampled_from(ORDERS)) for _ in range(3)]
+    tiles = draw(st.sampled_from(("tf32", "tf32x3")))
+    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, draw(st.booleans()))
+    extents = (draw(st.integers(1, 2)), groups * shared, groups, queries, keys)
+    return Case(
+        (*extents, draw(st.integers(1, 20))),
+        draw(st.integers(1, 20)),
+        attrs,
+        dtype,
+        bias,
+        Tiling(draw(st.sampled_from((16, 32))), draw(st.sampled_from((16, 32))), 4, 2),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_kernels_compute_what_the_ops_mean(case: Case) -> None:
+    check(case)
+
+
+def test_rows_without_a_score_have_equal_probabilities() -> None:
+    """Their gradient is 0 but for v's, or that of equal probabilities."""
+    for passes in (False, True):
+        attrs = AttentionAttrs(0.3, False, 0, *[(0, 2, 1, 3)] * 3, "tf32x3", passes)
+        check(
+            Case(
+                (2, 2, 1, 20, 24, 8),
+                attrs=attrs,
+                bias=(DType.PRED, (True, False, True, False)),
+            )
+        )
+
+
+def test_large_scores_keep_their_maximum() -> None:
+    """Scores of some hundreds: exponentials of them are not finite."""
+    attrs = AttentionAttrs(100.0, True, 0, *[(0, 1, 2, 3)] * 3, "tf32x3")
+    q, k, v, _ = (case := Case((1, 2, 2, 40, 40, 8), attrs=attrs)).draw()
+    node = Node(
+        "a",
+        "attention",
+        TupleType((type_of(q), ArrayType(DType.F32, (1, 2, 40)))),
+        ("q", "k", "v"),
+        attrs,
+    )
+    shape = describe_shape(node, [type_of(x) for x in (q, k, v)])
+    found = interpret(write_forward(shape, case.tiling), [q, k, v])
+    compare(found, meanings_of_attention(node, q, k, v), 1e-4)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_what_is_no_number_stays_in_its_row(number: float) -> None:
+    case = Case((1, 1, 1, 20, 20, 8))
+    q, k, v, _ = case.draw()
+    q[0, 0, 3, 2] = number
+    node = Node(
+        "a",
+        "attention",
+        TupleType((type_of(q), ArrayType(DType.F32, (1, 1, 20)))),
+        ("q", "k", "v"),
+        case.attrs,
+    )
+    shape = describe_shape(node, [type_of(x) for x in (q, k, v)])
+    o, _ = interpret(write_forward(shape, case.tiling), [q, k, v])
+    bad = np.isnan(o.reshape(20, 8)).all(1)
+    assert list(np.flatnonzero(bad)) == [3]
+    assert np.isfinite(np.delete(o.reshape(20, 8), 3, 0)).all()
+
+
+def test_the_text_of_a_kernel_is_that_of_its_program() -> None:
+    """One line for each statement at least, and as many loops, products and stores as the program has."""
+    case = Case((1, 2, 1, 20, 24, 8))
+    q, k, v, do = case.draw()
+    node = Node(
+        "a",
+        "attention",
+        TupleType((type_of(do), ArrayType(DType.F32, (1, 2, 20)))),
+        ("q", "k", "v"),
+        case.attrs,
+    )
+    shape = describe_shape(node, [type_of(x) for x in (q, k, v)])
+    for write, products, stores in (
+        (write_forward, 2, 2),
+        (write_gradient_of_keys, 4, 2),
+        (write_gradient_of_queries, 3, 1),
+    ):
+        text = write_triton_ir(write(shape, case.tiling))
+        assert text.count("tt.dot ") == products
+        assert text.count("tt.store ") == stores
+        assert text.count("scf.for ") == 1
+        assert text.count("inputPrecision = tf32x3") == products

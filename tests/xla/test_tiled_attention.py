@@ -1,0 +1,157 @@
+"""Attention in f32 through XLA's hook: XLA compiles the kernels for an H100, no scores are in memory, and what the
+module computes, with the kernels interpreted, is what JAX computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+from astitch.attention import find
+from astitch.attention.choose import Projection
+from astitch.hlo.tiled_attention import TRITON
+from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
+from tests.hook_evaluation import stitch_through_hook
+
+pytestmark = needs_hook
+
+BATCH, POSITIONS, HEADS, FEATURES = 8, 512, 8, 64
+WIDTH = HEADS * FEATURES
+SCORES_BYTES = BATCH * HEADS * POSITIONS * POSITIONS * 4
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(devices()[0]))
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    """Causal, or as the mask [batch, keys] says."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool)) if mask is None else mask[:, None, None]
+    scores = jnp.where(seen, scores, -1e9)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v)
+
+
+def sum_of_squares(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: jnp.sum(function(*given) ** 2)
+
+
+def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.grad(sum_of_squares(function), argnums=(0, 1, 2))
+
+
+def layer(x: Any, weights: Any) -> Any:
+    heads = weights["in"].shape[-1] // 3 // 16
+    parts = jnp.split(x @ weights["in"], 3, -1)
+    q, k, v = (part.reshape(*x.shape[:2], heads, 16) for part in parts)
+    return x + attend(q, k, v).reshape(x.shape) @ weights["out"]
+
+
+def layers(weights: Any, x: Any) -> Any:
+    """In a scan, each computed again for the gradient."""
+    body = jax.checkpoint(lambda x, w: (layer(x, w), None))
+    return lax.scan(body, x, weights)[0]
+
+
+def by_vmap(q: Any, k: Any, v: Any) -> Any:
+    def one(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(q @ k.T / 4, -1) @ v
+
+    return jax.vmap(jax.vmap(one, in_axes=1, out_axes=1))(q, k, v)
+
+
+def shared(q: Any, k: Any, v: Any) -> Any:
+    return attend(q, *(jnp.repeat(x[:, :, :2], q.shape[2] // 2, axis=2) for x in (k, v)))
+
+
+def of_flax(q: Any, k: Any, v: Any) -> Any:
+    from flax import linen
+
+    mask = linen.make_causal_mask(jnp.ones(q.shape[:2]))
+    return linen.dot_product_attention(q, k, v, mask=mask)
+
+
+def of_equinox(q: Any, k: Any, v: Any) -> Any:
+    import equinox
+
+    made = equinox.nn.MultiheadAttention(4, 64, key=jax.random.key(0))
+    q, k, v = (x.reshape(*x.shape[:2], -1) for x in (q, k, v))
+    return jax.vmap(made)(q, k, v)
+
+
+def count_calls(module: bytes) -> int:
+    return module.count(TRITON.encode())
+
+
+def test_no_scores_are_in_memory() -> None:
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    plain = compile_ahead(gradient(attend), *arrays)
+    with hooked() as seen:
+        forward = compile_ahead(attend, *arrays)
+        ours = compile_ahead(gradient(attend), *arrays)
+    assert [s.module and count_calls(s.module) for s in seen.stitchings[-2:]] == [1, 3]
+    text = ours.as_text()
+    assert text.count(f'"{TRITON}"') == 3
+    assert not re.search(r" (dot|copy)\(", text)
+    assert plain.memory_analysis().temp_size_in_bytes > SCORES_BYTES
+    assert ours.memory_analysis().temp_size_in_bytes < SCORES_BYTES / 3
+    assert forward.memory_analysis().temp_size_in_bytes < SCORES_BYTES / 16
+
+
+def test_padding_is_read_as_it_is() -> None:
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    with hooked():
+        ours = compile_ahead(attend, *arrays, array(BATCH, POSITIONS, dtype=jnp.bool_))
+    assert ours.as_text().count(f'"{TRITON}"') == 1
+    assert ours.memory_analysis().temp_size_in_bytes < SCORES_BYTES / 16
+
+
+@pytest.fixture
+def _all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
+
+
+SPELLINGS: dict[str, tuple[Callable[..., Any], int]] = {
+    "einsum": (attend, 3),
+    "library": (lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), 3),
+    "vmap": (by_vmap, 3),
+    "shared": (shared, 3),
+    "flax": (of_flax, 3),
+    "equinox": (of_equinox, 3),
+}
+"""With the calls of the gradient."""
+
+
+@pytest.mark.usefixtures("_all_sizes")
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_results_are_those_of_jax(name: str) -> None:
+    function, calls = SPELLINGS[name]
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal((2, 20, 4, 16)).astype(np.float32) for _ in range(3)]
+    check(gradient(function), arrays, calls)
+
+
+@pytest.mark.usefixtures("_all_sizes")
+def test_layers_in_a_scan() -> None:
+    """The forward loop has a call, the backward loop two and the forward pass again."""
+    random = np.random.default_rng(0)
+    draw = lambda *shape: (random.standard_normal(shape) / 4).astype(np.float32)  # noqa: E731
+    weights = {"in": draw(3, 32, 96), "out": draw(3, 32, 32)}
+    check(jax.grad(sum_of_squares(layers)), [weights, draw(2, 20, 32)], 4)
+
+
+def check(function: Callable[..., Any], arguments: list[Any], calls: int) -> None:
+    stitched = stitch_through_hook(function, *arguments)
+    assert count_calls(stitched.module) == calls
+    found = stitched.run(jax.tree.leaves(arguments))
+    for one, other in zip(found, jax.tree.leaves(function(*arguments)), strict=True):
+        distance = np.linalg.norm(one - np.asarray(other))
+        assert distance <= 5e-3 * np.linalg.norm(other)
