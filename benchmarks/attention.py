@@ -1,4 +1,4 @@
-"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, and astitch.enable().
+"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, astitch.enable(), and our own kernels.
 
 `python -m benchmarks.attention --json FILE` on a GPU: one table, a row for each form and size.  Times are of a call in
 microseconds, in turns; errors are against f64, norm over norm, the worst result. `--check` compares only.
@@ -10,9 +10,12 @@ import argparse
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -20,10 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import astitch
+from astitch.attention import find
+from astitch.attention.choose import Projection
+from astitch.hlo.tiled_attention import TRITON
 from astitch.profiling.timing import Runner, measure_wall
 from benchmarks.results import describe
 
-SIDES = ("xla", "cudnn", "torch", "astitch")
+SIDES = ("xla", "cudnn", "torch", "astitch", "own")
+"""own: astitch.enable() with our own kernels wherever they can be, also where cuDNN or the plain ops are chosen."""
+
 BATCHES, BUDGET_S = 9, 2.0
 WORDS = 16384
 """Positions of all batches together; so much work has each row."""
@@ -66,7 +74,7 @@ class Form:
 
 @dataclass(slots=True)
 class Row:
-    """us, errors: by side.  calls: of cuDNN's attention in astitch's program."""
+    """us, errors: by side.  calls: of cuDNN's attention and of our kernels in astitch's program."""
 
     form: Form
     us: dict[str, float] = field(default_factory=dict)
@@ -85,6 +93,15 @@ def list_forms() -> Iterator[Form]:
         yield Form(2048, 128, "bf16", "causal", groups=4, gradient=gradient)
         for mask in ("window", "padding", "bias"):
             yield Form(1024, 64, "bf16", mask, gradient=gradient)
+    for length, mask in itertools.product((256, 512, 1024, 4096), ("none", "causal")):
+        for gradient in (False, True):
+            yield Form(length, 64, "f32", mask, gradient=gradient)
+    for gradient in (False, True):
+        for features, mask in ((32, "causal"), (80, "causal"), (128, "causal"), (128, "none")):
+            yield Form(1024, features, "f32", mask, gradient=gradient)
+        yield Form(1024, 64, "f32", "causal", groups=4, gradient=gradient)
+        for mask in ("window", "padding", "bias"):
+            yield Form(1024, 64, "f32", mask, gradient=gradient)
 
 
 def attend(form: Form) -> Callable[..., Any]:
@@ -138,7 +155,7 @@ def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any
 
 def make_arguments(form: Form) -> list[np.ndarray]:
     random = np.random.default_rng(0)
-    dtype = jnp.dtype({"bf16": jnp.bfloat16, "f16": jnp.float16}[form.dtype])
+    dtype = jnp.dtype({"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}[form.dtype])
 
     def draw(heads: int) -> np.ndarray:
         shape = (form.batch, form.length, heads, form.features)
@@ -164,7 +181,8 @@ def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         placed = torch.from_numpy(wide).cuda()
         if array.dtype == np.bool_:
             return placed
-        return placed.to(torch.bfloat16 if form.dtype == "bf16" else torch.float16)
+        dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+        return placed.to(dtypes[form.dtype])
 
     q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
     named: dict[str, Any] = {"is_causal": form.mask == "causal"}
@@ -222,14 +240,37 @@ def make_runner(
     if side == "torch":
         return Runner(side, run_torch(form, arrays), wait_for_torch, list)
     function = jax.jit((call_library if side == "cudnn" else attend)(form))
-    if side == "astitch":
-        with astitch.enabled():
+    if side in ("astitch", "own"):
+        with own_kernels() if side == "own" else nullcontext(), astitch.enabled():
             compiled = function.lower(*placed).compile()
-        row.calls = compiled.as_text().count('custom_call_target="__cudnn$fmha')
+        text = compiled.as_text()
+        row.calls = sum(map(text.count, ('target="__cudnn$fmha', f'target="{TRITON}"')))
     else:
         with astitch.disabled():
             compiled = function.lower(*placed).compile()
     return Runner(side, lambda: compiled(*placed), jax.block_until_ready, jax.tree.leaves)
+
+
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Within the block, attention is given to our own kernels wherever there are some."""
+
+    def prefer(*given: Any, **named: Any) -> Projection | None:
+        return project(*given, **named) and Projection(0.0, 1.0)
+
+    project, prefers, kept = find.project, find.PREFERS_LIBRARY, os.environ.get(CACHE)
+    with TemporaryDirectory() as folder:  # the cache has what was chosen before
+        try:
+            find.project, find.PREFERS_LIBRARY, os.environ[CACHE] = prefer, False, folder
+            yield
+        finally:
+            find.project, find.PREFERS_LIBRARY = project, prefers
+            os.environ.pop(CACHE)
+            if kept is not None:
+                os.environ[CACHE] = kept
+
+
+CACHE = "ASTITCH_CACHE_DIR"
 
 
 def evaluate_exactly(form: Form, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

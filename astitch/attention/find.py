@@ -31,7 +31,11 @@ from astitch.graph.matmul import free_dimensions
 from astitch.tile.attention import AttentionShape, Layout
 
 LEAST_SCORES = 1 << 20
-"""Scores below which the products and the softmax between them stay as they are: a call of the library takes longer."""
+"""Scores below which the products and the softmax between them stay as they are: a kernel of ours takes longer."""
+
+LEAST_OF_LIBRARY = 8 << 20
+"""Scores below which the library is not called.  XLA's graphs of launches hold no call of it, so that each costs the
+host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
 
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 """The features that cuDNN's kernels take."""
@@ -221,6 +225,7 @@ class Search:
         hopper = self.gpu.compute_capability >= HOPPER
         if (
             narrow not in (DType.F16, DType.BF16)
+            or attention.rows.product.array.size < LEAST_OF_LIBRARY
             or features % FEATURES_MULTIPLE
             or features > (MOST_FEATURES_OF_HOPPER if hopper else MOST_FEATURES)
             or (self.in_order and attention.gradients)

@@ -38,6 +38,7 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 @pytest.fixture(autouse=True)
 def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    monkeypatch.setattr(find, "LEAST_OF_LIBRARY", 1)
 
 
 def draw(dtype: Any, *given: np.ndarray) -> list[np.ndarray]:

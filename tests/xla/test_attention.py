@@ -14,11 +14,18 @@ from jax import lax
 from jax.sharding import SingleDeviceSharding
 
 import astitch
+from astitch.attention import find
 from astitch.faults import FaultWarning
 from astitch.hlo.attention import FORWARD, GRADIENT
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 
 pytestmark = needs_hook
+
+
+@pytest.fixture(autouse=True)
+def _calls_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "LEAST_OF_LIBRARY", 1)
+
 
 BATCH, POSITIONS, HEADS, FEATURES = 2, 512, 8, 64
 WIDTH = HEADS * FEATURES
