@@ -229,6 +229,7 @@ class Search:
             or features % FEATURES_MULTIPLE
             or features > (MOST_FEATURES_OF_HOPPER if hopper else MOST_FEATURES)
             or (self.in_order and attention.gradients)
+            or attention.softmax.cap
             or (attention.mask_as_bias and narrow not in ABSORBING)
         ):
             return False
@@ -335,6 +336,7 @@ def _describe(attention: Attention, graph: Graph, added: Source | None) -> Atten
         o=lay_out(attention.v, rows),
         bias=bias,
         precision=attention.tiles,
+        cap=attention.softmax.cap,
     )
 
 

@@ -87,6 +87,7 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         v_order,
         attention.tiles,
         attention.through_masks,
+        softmax.cap,
     )
     types = tuple(nodes[name].array for name in (q, k, v))
     rows = tuple(types[0].shape[d] for d in q_order[:3])

@@ -12,9 +12,13 @@ import numpy as np
 
 from astitch.attention.masks import as_seen
 from astitch.attention.rows import RowFunctions, Source
+from astitch.graph.ir import DType
 
 TOLERANCE = 1e-8
 """Two functions of f64 are one if they agree to this, relatively."""
+
+BEND_TOLERANCE = 1e-6
+"""Likewise of arguments of tanh, which lose digits where it is near to 1."""
 
 GRADIENT_TOLERANCE = 1e-5
 """Likewise of the gradient, as the softmax's scale was rounded to f32."""
@@ -32,6 +36,14 @@ class _Draw:
 DRAWS = (_Draw(2.0), _Draw(2.0, gradient=1e-6), _Draw(60.0, 150.0, 1e6), _Draw(60.0, -150.0))
 """Small scores, and large ones that expose clips and thresholds."""
 
+
+def list_draws(cap: float) -> tuple[_Draw, ...]:
+    """DRAWS of a softmax; of capped scores those on both sides of where the cap bends them."""
+    if not cap:
+        return DRAWS
+    return (_Draw(2.0), _Draw(2.0, gradient=1e-6), _Draw(cap, gradient=1e6), _Draw(3 * cap))
+
+
 FAR_DRAWS = (_Draw(2.0, 1e4), _Draw(2.0, -1e4))
 """Scores that expose wide clips.  A softmax without its maximum is not finite there."""
 
@@ -43,8 +55,8 @@ ABSORBS = -1e30
 class Softmax:
     """softmax(scale * scores + bias) of the scores that the mask keeps; without a mask of all.
 
-    keeps_true: of a condition, whether it names what is kept.  is_uniform: a row of which all scores are left out has
-    equal probabilities, as the library gives.
+    cap: not scale * scores but cap * tanh(scale * scores / cap); 0: none.  keeps_true: of a condition, whether it names
+    what is kept.  is_uniform: a row of which all scores are left out has equal probabilities, as the library gives.
     """
 
     scale: float
@@ -52,9 +64,14 @@ class Softmax:
     keeps_true: bool
     bias: Source | None = None
     is_uniform: bool = True
+    cap: float = 0.0
+
+    def bend(self, scores: np.ndarray) -> np.ndarray:
+        """tanh(scale * scores / cap)."""
+        return np.asarray(np.tanh(self.scale / self.cap * scores))
 
     def evaluate(self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
-        logits = self.scale * scores
+        logits = self.cap * self.bend(scores) if self.cap else self.scale * scores
         if self.bias:
             logits = logits + drawn[self.bias.name]
         if self.mask:
@@ -71,10 +88,35 @@ def fit_softmax(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax
     biases = [source for source in read if source.name not in masks]
     if len(own) > 1 or len(biases) > 1 or rows.resolved(name) is None:
         return None
+    fit = _fit_draws(rows, name, masks, own, biases)
+    if fit is None:
+        slope = find_bend(rows)
+        fit = _fit_draws(rows, name, masks, own, biases, slope) if slope else None
+    if fit is None:
+        return None
+    scale, keeps_true, cap = fit
+    mask, bias = (some[0] if some else None for some in (own, biases))
+    if mask and not keeps_true and rows.graph[mask.name].dtype is not DType.PRED:
+        return None  # it leaves out where a number is 0
+    is_uniform = mask is None or _gives_equal(rows, name, masks, mask, keeps_true)
+    return Softmax(float(np.float32(scale)), mask, keeps_true, bias, is_uniform, cap)
+
+
+def _fit_draws(
+    rows: RowFunctions,
+    name: str,
+    masks: Container[str],
+    own: Sequence[Source],
+    biases: Sequence[Source],
+    slope: float = 0.0,
+) -> tuple[float, bool, float] | None:
+    """(scale, keeps_true, cap) that all draws agree on.  slope: of scores that are capped, of the tanh's argument."""
     fits: list[tuple[float, bool]] = []
-    for seed, draw in enumerate((*DRAWS, *FAR_DRAWS)):
+    draws: tuple[_Draw, ...] = (*DRAWS, *FAR_DRAWS)
+    for seed in range(len(draws)):
+        draw = draws[seed]
         # Of what the softmax multiplies by, once it is known.
-        unit = 1 / fits[0][0] if fits else 1.0
+        unit = 1 / (fits[0][0] * (slope or 1.0)) if fits else 1.0
         drawn = rows.draw(seed, masks, draw.deviation * unit, draw.mean * unit)
         scores = drawn[rows.product.name]
         p = np.broadcast_to(rows.evaluate(name, drawn), scores.shape)
@@ -82,18 +124,40 @@ def fit_softmax(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax
             continue
         seen = [np.broadcast_to(as_seen(drawn[m.name]), scores.shape) for m in own]
         added = [np.broadcast_to(drawn[b.name], scores.shape) for b in biases]
-        fit = _fit_scale(p, scores, seen, added)
+        fit = _fit_scale(p, np.tanh(slope * scores) if slope else scores, seen, added)
         if fit is None:
             return None
         fits.append(fit)
+        if slope and seed == 0:
+            draws = list_draws(fit[0])
+        if seed + 1 == len(draws):
+            break
     scale, keeps_true = fits[0]
-    if any(abs(s - scale) > TOLERANCE * scale or one is not keeps_true for s, one in fits):
+    tolerance = (GRADIENT_TOLERANCE if slope else TOLERANCE) * scale
+    if any(abs(s - scale) > tolerance or one is not keeps_true for s, one in fits):
         return None
-    mask, bias = (some[0] if some else None for some in (own, biases))
-    if mask and not keeps_true and drawn[mask.name].dtype != np.bool_:
-        return None  # it leaves out where a number is 0
-    is_uniform = mask is None or _gives_equal(rows, name, masks, mask, keeps_true)
-    return Softmax(float(np.float32(scale)), mask, keeps_true, bias, is_uniform)
+    return (scale * slope, keeps_true, scale) if slope else (scale, keeps_true, 0.0)
+
+
+SATURATES = 1e12
+"""Scores of this size are beyond every cap."""
+
+
+def find_bend(rows: RowFunctions) -> float | None:
+    """a, where an op gives tanh(a * score) of the scores alone; None where none does."""
+    near, far = rows.draw(0), rows.draw(0, deviation=SATURATES)
+    score, large = near[rows.product.name], far[rows.product.name]
+    for name in rows.labels:
+        if rows.reads[name] or rows.resolved(name) is None:
+            continue
+        if not np.array_equal(rows.evaluate(name, far), np.sign(large)):
+            continue
+        with np.errstate(all="ignore"):
+            slopes = np.arctanh(rows.evaluate(name, near)) / score
+        slope = float(np.median(slopes))
+        if slope > 0 and np.max(abs(slopes - slope)) <= BEND_TOLERANCE * slope:
+            return slope
+    return None
 
 
 def _gives_equal(
@@ -133,6 +197,8 @@ def passes_masks(
     if not given.any():
         return False
     wanted = factor * softmax.scale * (dp - dp.mean(1, keepdims=True)) / shape[1]
+    if softmax.cap:
+        wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
     agrees = np.max(abs(given - wanted)) <= GRADIENT_TOLERANCE * np.max(abs(given))
     return True if agrees else None
 
@@ -174,12 +240,14 @@ def fit_gradient(
     (source,) = others
     same = [alias for alias, name in rows.aliases.items() if name == source.name]
     factors: list[float] = []
-    for seed, draw in enumerate(DRAWS):
+    for seed, draw in enumerate(list_draws(softmax.cap)):
         drawn = rows.draw(seed, masks, draw.deviation / softmax.scale, draw.mean / softmax.scale)
         drawn |= dict.fromkeys((source.name, *same), drawn[source.name] * draw.gradient)
         p = softmax.evaluate(drawn[rows.product.name], drawn)
         dp = np.broadcast_to(drawn[source.name], p.shape)
         wanted = softmax.scale * p * (dp - (p * dp).sum(1, keepdims=True))
+        if softmax.cap:
+            wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
         given = np.broadcast_to(rows.evaluate(name, drawn), p.shape)
         if not np.all(np.isfinite(given)):
             return None

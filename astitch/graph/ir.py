@@ -498,6 +498,7 @@ class AttentionAttrs:
     q, k, v: how the dimensions of these operands are ordered.  The result and its gradient are ordered as q is.
     tiles: kernels of our own compute it (tile/attention.py), f32 at this precision: tf32 or tf32x3; "": a library does.
     through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
+    cap: scaled scores s are cap * tanh(s / cap); 0: they are s.
     """
 
     scale: float
@@ -508,6 +509,7 @@ class AttentionAttrs:
     v: Order
     tiles: str = ""
     through_masks: bool = False
+    cap: float = 0.0
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

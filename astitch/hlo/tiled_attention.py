@@ -89,6 +89,7 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         bias=describe_layout(bias[0], (0, 1, 2, 3)) if bias else None,
         precision=a.tiles,
         through_masks=a.through_masks,
+        cap=a.cap,
     )
 
 

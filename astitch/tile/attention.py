@@ -46,7 +46,7 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias: of the scores, by
     batch, head, position of q, position of k; conditions name the scores that are kept.  precision: of the products of
-    f32: tf32, tf32x3 or ieee.  through_masks: see AttentionAttrs.
+    f32: tf32, tf32x3 or ieee.  through_masks, cap: see AttentionAttrs.
     """
 
     batch: int
@@ -64,6 +64,7 @@ class AttentionShape:
     bias: Layout | None = None
     precision: str = "tf32"
     through_masks: bool = False
+    cap: float = 0.0
 
     @property
     def shared(self) -> int:
@@ -120,7 +121,6 @@ class _Kernel:
         self.b = Builder()
         self.width, self.value_width = (pad_extent(x.features) for x in (shape.q, shape.v))
         self.rows = Parameter(DType.F32, shape.batch * shape.heads * shape.queries)
-        self.units = shape.scale * LOG2_E  # scores are powers of two
 
     def forward(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
@@ -134,7 +134,8 @@ class _Kernel:
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
             k = self._load(_K, s.k, batch, group, columns, s.keys)
-            scores = self._score(q, k, self._load_bias(3, batch, head, rows, columns))
+            bias = self._load_bias(3, batch, head, rows, columns)
+            scores = self._score(self._multiply(q, b.transpose(k)), bias)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
             base = new
@@ -176,9 +177,10 @@ class _Kernel:
             k = self._load(_K, s.k, batch, group, columns, s.keys)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
             kept = self._load_bias(6, batch, head, rows, columns)
-            p = self._probabilities(q, k, kept, statistics.column(), rows.column(), columns.row())
+            places = rows.column(), columns.row()
+            p, bent = self._probabilities(q, k, kept, statistics.column(), *places)
             ds = p * (self._multiply(do, b.transpose(v)) - delta.column())
-            return (self._multiply(self._stop(ds, kept), k, dq),)
+            return (self._multiply(self._stop(ds, kept, bent), k, dq),)
 
         start = b.full((t.queries, self.width), 0.0)
         (dq,) = b.loop(lower, upper, t.keys, (start,), turn)
@@ -202,10 +204,11 @@ class _Kernel:
             do = self._load(_DO, s.o, batch, head, rows, s.queries)
             statistics, delta = self._load_rows(batch, head, rows)
             kept = self._load_bias(6, batch, head, rows, columns, turned=True)
-            p = self._probabilities(k, q, kept, statistics.row(), rows.row(), columns.column())
+            places = rows.row(), columns.column()
+            p, bent = self._probabilities(k, q, kept, statistics.row(), *places)
             dv = self._multiply(p, do, dv)
             ds = p * (self._multiply(v, b.transpose(do)) - delta.row())
-            return self._multiply(self._stop(ds, kept), q, dk), dv
+            return self._multiply(self._stop(ds, kept, bent), q, dk), dv
 
         start = (b.full((t.keys, self.width), 0.0), b.full((t.keys, self.value_width), 0.0))
         if s.shared == 1:
@@ -253,15 +256,16 @@ class _Kernel:
             upper = b.minimum(first + (t.keys + s.window - 1), upper)
         return lower, upper
 
-    def _score(self, left: Tile, right: Tile, bias: Tile | None) -> Tile:
-        """Scores times log2(e), of queries by keys or of keys by queries."""
-        b = self.b
-        scores = self._multiply(left, b.transpose(right)) * self.units
-        if bias is None:
-            return scores
-        if self.shape.has_conditions:
-            return b.select(bias, scores, LOWEST)
-        return scores + b.convert(bias, DType.F32) * LOG2_E
+    def _score(self, products: Tile, bias: Tile | None) -> tuple[Tile, Tile | None]:
+        """(scores times log2(e), tanh of the capped ones) of products of queries and keys."""
+        b, s = self.b, self.shape
+        bent = b.tanh(products * (s.scale / s.cap)) if s.cap else None
+        scores = products * (s.scale * LOG2_E) if bent is None else bent * (s.cap * LOG2_E)
+        if bias is not None and s.has_conditions:
+            scores = b.select(bias, scores, LOWEST)
+        elif bias is not None:
+            scores = scores + b.convert(bias, DType.F32) * LOG2_E
+        return scores, bent
 
     def _probabilities(
         self,
@@ -271,17 +275,23 @@ class _Kernel:
         statistics: Tile,
         rows: Tile,
         columns: Tile,
-    ) -> Tile:
-        """The scores again, and of them the probabilities.  statistics, rows, columns: as the scores have them."""
+    ) -> tuple[Tile, Tile | None]:
+        """(probabilities, tanh of the capped scores) from the scores, which are computed again.
+
+        statistics, rows, columns: as the scores have them.
+        """
         b = self.b
-        p = b.exp2(self._score(left, right, bias) - statistics)
+        scores, bent = self._score(self._multiply(left, b.transpose(right)), bias)
+        p = b.exp2(scores - statistics)
         if bias is not None and self.shape.has_conditions:
             of_empty = b.select(statistics.same(-math.inf), b.full((), 1 / self.shape.keys), 0.0)
             p = b.select(bias, p, of_empty)
-        return self._leave_out(p, rows, columns, 0.0)
+        return self._leave_out(p, rows, columns, 0.0), bent
 
-    def _stop(self, ds: Tile, bias: Tile | None) -> Tile:
-        """The gradient of scores, without that of scores that a condition leaves out."""
+    def _stop(self, ds: Tile, bias: Tile | None, bent: Tile | None) -> Tile:
+        """The gradient of scores through their cap, and without that of scores that a condition leaves out."""
+        if bent is not None:
+            ds = ds - ds * bent * bent
         if bias is None or not self.shape.has_conditions or self.shape.through_masks:
             return ds
         return self.b.select(bias, ds, 0.0)

@@ -104,17 +104,21 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
 WITH_BIAS = Tiling(64, 32, 4, 2)
 """The tiling where a bias has an element for each score: its tiles lie in shared memory too, beside all others."""
 
-RATE_WITH_BIAS = 0.5
-"""Of the rate without one; an assumption that was not measured."""
+RATE_WITH_BIAS, RATE_WITH_CAP = 0.5, 0.5
+"""Of the rate without one; assumptions that were not measured."""
 
 
 def find_rates(shape: AttentionShape) -> Rates | None:
     """None where nothing was measured: of more features than there are in the table."""
     rates = _MEASURED.get((_kind(shape), _width(shape), shape.causal))
-    if rates is None or shape.bias is None or 0 in shape.bias.strides[2:]:
-        return rates
-    kernels = (rates.forward, rates.keys, rates.queries)
-    return Rates(*(Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels))
+    if rates is None:
+        return None
+    kernels = [rates.forward, rates.keys, rates.queries]
+    if shape.bias and 0 not in shape.bias.strides[2:]:
+        kernels = [Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels]
+    if shape.cap:
+        kernels = [Rate(rate.tiling, RATE_WITH_CAP * rate.tflops) for rate in kernels]
+    return Rates(*kernels)
 
 
 def _kind(shape: AttentionShape) -> str:

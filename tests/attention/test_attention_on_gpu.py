@@ -23,6 +23,7 @@ from tests.attention.spellings import (
     GIVEN,
     GROUPS,
     HEADS,
+    OTHERS,
     PARTLY_SHARED,
     PLAIN,
     QUERIES,
@@ -121,11 +122,14 @@ def bound(dtype: Any, precision: str, error: float) -> float:
     "dtype, precision",
     [(jnp.float32, "default"), (jnp.float32, "highest"), (jnp.bfloat16, "default")],
 )
-@pytest.mark.parametrize("name", [*PLAIN, *GIVEN, "repeated", "by_vmap_over_sharing_heads"])
+@pytest.mark.parametrize(
+    "name", [*PLAIN, *GIVEN, "repeated", "by_vmap_over_sharing_heads", "capped", "f32_bias"]
+)
 def test_our_own_kernels_are_as_near_as_xla_s(name: str, dtype: Any, precision: str) -> None:
-    function, given = (PLAIN | GIVEN | SHARED | PARTLY_SHARED)[name][:2]
+    others = {other: (function, None) for other, function in OTHERS.items()}
+    function, given = (PLAIN | GIVEN | SHARED | others)[name]
     arrays = draw(dtype, *([given] if isinstance(given, np.ndarray) else []))
-    if name in SHARED or name in PARTLY_SHARED:
+    if name in SHARED:
         arrays[1:] = [x[:, :, :GROUPS] for x in arrays[1:]]
     for which, count in ((function, 1), (make_gradient(function), 3)):
         with jax.default_matmul_precision(precision):

@@ -46,6 +46,7 @@ from tests.tile_calls import recorded
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 GPU = preset("h100")
 ADDED_IN_F32 = {"f32_bias", "one_far_bias"}
+CAPPED = "capped"
 """Of OTHERS what only the library does not take."""
 
 
@@ -163,6 +164,53 @@ def test_a_bias_in_f32_beside_16_bits(name: str) -> None:
     check_both(OTHERS[name], draw(BF16), tolerance=2e-2)
 
 
+def by_exponentials(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return 1 - 2 / (1 + jnp.exp(2 * x))
+
+
+CAPS: dict[str, tuple[Callable[..., Any], float]] = {
+    "plain": (lambda s: by_hand(30 * jnp.tanh(s / 30)), 30.0),
+    "strong": (lambda s: by_hand(2 * jnp.tanh(s / 2)), 2.0),
+    "by exponentials": (lambda s: by_hand(5 * by_exponentials(s / 5)), 5.0),
+    "causal": (
+        lambda s: by_hand(
+            jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), jnp.tanh(s / 50) * 50, -1e9)
+        ),
+        50.0,
+    ),
+}
+"""Functions of scores, with their cap."""
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_capped_scores(name: str) -> None:
+    function, cap = CAPS[name]
+    fused = check_both(attend(function), draw())
+    assert [a.cap for a in list_attention(fused)] == pytest.approx([cap] * 2, rel=1e-5)
+    assert list_attention(fused)[0].scale == pytest.approx(0.25, rel=1e-5)
+
+
+def test_caps_of_masked_scores_and_in_16_bits() -> None:
+    def masked(s: Any, m: Any) -> Any:
+        return by_hand(jnp.where(lengths(s, m), 20 * jnp.tanh(s / 20), -1e9))
+
+    check_both(attend(masked), [*draw(), MASK])
+    check_both(OTHERS[CAPPED], draw(BF16), tolerance=2e-2)
+
+
+def test_what_only_looks_like_a_cap_stays() -> None:
+    for function in (
+        lambda s: by_hand(3 * jnp.tanh(s / 3) + 0.01 * s),
+        lambda s: by_hand(3 * jnp.tanh(s / 3 + 0.1)),
+        lambda s: by_hand(3 * jnp.arctan(s / 3)),
+        lambda s: by_hand(jnp.clip(3 * jnp.tanh(s / 3), -2, 2)),
+    ):
+        for which in (attend(function), make_gradient(attend(function))):
+            graph, fused = fuse(which, draw())
+            assert str(graph) == str(fused)
+
+
 def test_a_bias_beside_a_causal_mask() -> None:
     def biased(s: Any, bias: Any) -> Any:
         seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
@@ -182,7 +230,7 @@ def test_a_mask_beside_a_bias_stays() -> None:
     assert str(graph) == str(fused)
 
 
-@pytest.mark.parametrize("name", sorted(set(OTHERS) - ADDED_IN_F32))
+@pytest.mark.parametrize("name", sorted(set(OTHERS) - ADDED_IN_F32 - {CAPPED}))
 def test_what_is_no_attention_stays(name: str) -> None:
     for function in (OTHERS[name], make_gradient(OTHERS[name])):
         graph, fused = fuse(function, draw())

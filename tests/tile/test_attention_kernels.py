@@ -124,7 +124,8 @@ def cases(draw) -> Case:
     )
     orders = [draw(st.sampled_from(ORDERS)) for _ in range(3)]
     tiles = draw(st.sampled_from(("tf32", "tf32x3")))
-    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, draw(st.booleans()))
+    cap = draw(st.sampled_from((0.0, 0.0, 0.8)))
+    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, draw(st.booleans()), cap)
     extents = (draw(st.integers(1, 2)), groups * shared, groups, queries, keys)
     return Case(
         (*extents, draw(st.integers(1, 20))),

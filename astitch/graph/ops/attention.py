@@ -65,6 +65,7 @@ def _check(
     for array, order in ((q, a.q), (k, a.k), (v, a.v)):
         require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
+    require(a.cap == 0 or (a.cap > 0 and a.tiles != ""), f"a cap of {a.cap}")
     require(a.causal or not a.window, f"a window of {a.window} without a causal mask")
     batch, heads, positions, features = _extents(q, a.q)
     groups, keys = _extents(k, a.k)[1:3]
@@ -103,6 +104,7 @@ def _restore(x: Array, order: Order, heads: int, dtype: np.dtype) -> Array:
 
 def _scores(q: Array, k: Array, bias: Sequence[Array], a: AttentionAttrs) -> Array:
     scores = a.scale * np.einsum("bntf,bnsf->bnts", q, k)
+    scores = a.cap * np.tanh(scores / a.cap) if a.cap else scores
     for array in bias:
         if array.dtype == np.bool_:
             empty = ~np.broadcast_to(array, scores.shape).any(-1, keepdims=True)
@@ -149,6 +151,8 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     p = np.exp(scores - np.logaddexp.reduce(scores, axis=-1)[..., None])
     dp = np.einsum("bntf,bnsf->bnts", do, v)
     ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    if a.cap:
+        ds = ds * (1 - np.tanh(a.scale / a.cap * np.einsum("bntf,bnsf->bnts", q, k)) ** 2)
     for array in operands[6:]:
         if array.dtype == np.bool_ and not a.through_masks:
             ds = np.where(array, ds, 0.0)
