@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from astitch.attention.choose import EXACT, project
+from astitch.attention.dropped import read_dropped
 from astitch.attention.layout import Split, choose_split, count_added
 from astitch.attention.masks import Masks
 from astitch.attention.operands import (
@@ -130,14 +131,21 @@ class Search:
                 kinds[value] = "softmax"
         if softmax is None:
             return None
-        source, factor = None, 1.0
+        source, factor, fits = None, 1.0, None
         for value in values:
             if value in kinds:
                 continue
             fit = fit_gradient(rows, value, softmax, masks)
-            if fit is None or source not in (None, fit[0]):
+            if fit is None or fits not in (None, fit):
                 return None
+            fits = fit
             source, factor = fit
+            drop = softmax.drop
+            if drop and drop.source.name not in rows.reads[value]:
+                dropped = read_dropped(rows, source, drop)
+                if dropped is None:
+                    return None
+                source, factor = dropped[0], factor * dropped[1]
             kinds[value] = "gradient"
         by_kind: dict[tuple[str, bool], list[Reader]] = {}
         for reader in readers:
@@ -194,6 +202,9 @@ class Search:
         mask_as_bias = mask is not None and found is None
         if mask_as_bias and (bias or not softmax.is_uniform):
             return None
+        drop = softmax.drop.source if softmax.drop else None
+        if drop and graph[drop.name].dtype not in (*_OF_TILES, DType.PRED):
+            return None
         added = mask if mask_as_bias else bias
         varying = find_repeated(rows, added)[1] if added else None
         queries = [q, *([given] if given else [])]
@@ -230,6 +241,7 @@ class Search:
             or features > (MOST_FEATURES_OF_HOPPER if hopper else MOST_FEATURES)
             or (self.in_order and attention.gradients)
             or attention.softmax.cap
+            or attention.softmax.drop
             or (attention.mask_as_bias and narrow not in ABSORBING)
         ):
             return False
@@ -247,6 +259,8 @@ class Search:
             return None
         found = replace(attention, tiles=_choose_precision(attention))
         if attention.mask_as_bias and attention.gradients:
+            if attention.softmax.drop:
+                return None
             value, masks = attention.gradients[0].value, self.masks.find(attention.rows)
             passes = passes_masks(attention.rows, value, attention.softmax, attention.factor, masks)
             if passes is None:
@@ -312,15 +326,19 @@ def _describe(attention: Attention, graph: Graph, added: Source | None) -> Atten
         features = count_features(graph, tensor)
         return Layout(tensor.dtype, count * features, (0, 0, 0, 1), features)
 
-    bias = None
-    if added:
-        varying = {p for label in find_repeated(attention.rows, added)[1] for p in label}
+    def lay_out_scores(source: Source | None) -> Layout | None:
+        if source is None:
+            return None
+        labels = find_repeated(attention.rows, source)[1]
+        varying = {p for label in labels for p in parts.resolve(label)}
         by_row, by_column = (
             int(not varying.isdisjoint(parts.resolve(label)))
             for label in (split.positions, split.keys)
         )
-        size = count_added(attention.rows, split, find_repeated(attention.rows, added)[1])
-        bias = Layout(DType.F32, size, (0, 0, by_row, by_column), 0)
+        size = count_added(attention.rows, split, labels)
+        return Layout(DType.F32, size, (0, 0, by_row, by_column), 0)
+
+    drop = attention.softmax.drop
     return AttentionShape(
         batch=batch,
         heads=heads,
@@ -334,9 +352,11 @@ def _describe(attention: Attention, graph: Graph, added: Source | None) -> Atten
         k=lay_out(attention.k, columns),
         v=lay_out(attention.v, columns),
         o=lay_out(attention.v, rows),
-        bias=bias,
+        bias=lay_out_scores(added),
         precision=attention.tiles,
         cap=attention.softmax.cap,
+        drop=lay_out_scores(drop.source if drop else None),
+        gain=drop.gain if drop else 0.0,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -13,7 +13,7 @@ from astitch.attention.find import AMPERE, Attention, Search
 from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
 from astitch.attention.results import Result, find_results
-from astitch.attention.rows import Label, RowFunctions
+from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import Softmax
 from astitch.device.gpu import Gpu
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
@@ -88,11 +88,12 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         attention.tiles,
         attention.through_masks,
         softmax.cap,
+        softmax.drop.gain if softmax.drop else 0.0,
     )
     types = tuple(nodes[name].array for name in (q, k, v))
     rows = tuple(types[0].shape[d] for d in q_order[:3])
     results = TupleType((types[0], ArrayType(DType.F32, rows)))  # v has as many features as q
-    bias = at.add_bias(attention, of_queries)
+    bias = at.add_bias(attention, of_queries) + at.add_drop(attention, of_queries)
     call = at.add(origin, "attention", results, (q, k, v, *bias), attrs)
     o = at.project(origin, call, 0)
     at.put(of_o, o, q_order, of_queries)
@@ -185,15 +186,49 @@ class _Place:
         return value, (batch, heads, positions, last)
 
     def add_bias(self, attention: Attention, classes: Classes) -> tuple[str, ...]:
-        """The bias as [batch or 1, heads or 1, positions, keys]; nothing where there is none."""
+        """The bias as [batch or 1, heads or 1, positions, keys]; nothing where there is none.
+
+        Of our own kernels also one for all positions or keys.
+        """
         softmax, origin = attention.softmax, attention.rows.product
         source = softmax.mask if attention.mask_as_bias else softmax.bias
         if source is None:
             return ()
-        node, labels = find_repeated(self.rows, source)
-        keys = self.rows.parts.resolve(self.rows.key)
         narrow = self.nodes[origin.operands[0]].dtype
-        four = (*classes.parts[:3], keys)
+
+        def make(value: str) -> str:
+            if not attention.tiles:
+                return self._make_bias(origin, value, softmax, narrow)
+            if attention.mask_as_bias:
+                return self._make_conditions(origin, value, keeps_true=softmax.keeps_true)
+            return value
+
+        return (self._add_scores(attention, source, classes, make),)
+
+    def add_drop(self, attention: Attention, classes: Classes) -> tuple[str, ...]:
+        """What probabilities are multiplied by, likewise."""
+        drop, origin = attention.softmax.drop, attention.rows.product
+        if drop is None:
+            return ()
+
+        def make(value: str) -> str:
+            if drop.keeps_true:
+                return value
+            return self._make_conditions(origin, value, keeps_true=False)
+
+        return (self._add_scores(attention, drop.source, classes, make),)
+
+    def _add_scores(
+        self,
+        attention: Attention,
+        source: Source,
+        classes: Classes,
+        make: Callable[[str], str],
+    ) -> str:
+        """A source of the rows as an array of four dimensions.  make: of its values before they are repeated."""
+        origin = attention.rows.product
+        node, labels = find_repeated(self.rows, source)
+        four = (*classes.parts[:3], self.rows.parts.resolve(self.rows.key))
         parts = [p for label in labels for p in label]
         wanted = [p for label in four for p in label if p in parts]
         value = self._cut(origin, node, labels)
@@ -205,20 +240,17 @@ class _Place:
             for c, label in enumerate(four)
         ]
         repeated = [p for c, label in enumerate(four) if whole[c] for p in label]
-        extents = tuple(self.rows.parts.extents[p] for p in repeated)
-        if not attention.tiles:
-            value = self._make_bias(origin, value, softmax, narrow)
-        elif attention.mask_as_bias:
-            value = self._make_conditions(origin, value, softmax)
+        value = make(value)
         if wanted != repeated:
             dimensions = BroadcastAttrs(tuple(repeated.index(p) for p in wanted))
+            extents = tuple(self.rows.parts.extents[p] for p in repeated)
             type_ = ArrayType(self.nodes[value].dtype, extents)
             value = self.add(origin, "broadcast", type_, (value,), dimensions)
         ends = tuple(
             prod(self.rows.parts.extents[p] for p in label) if whole[c] else 1
             for c, label in enumerate(four)
         )
-        return (self._reshape(origin, value, ends),)
+        return self._reshape(origin, value, ends)
 
     def _cut(self, origin: Node, node: Node, labels: Sequence[Label]) -> str:
         """A node's first elements along the dimensions without a label, where all are the same."""
@@ -246,12 +278,12 @@ class _Place:
             return self.add(origin, "convert", result, (value,))
         return self.add(origin, "maximum", result, (value, low))
 
-    def _make_conditions(self, origin: Node, value: str, softmax: Softmax) -> str:
-        """Which scores are kept, of a mask of conditions or of numbers that are 0 or very low."""
+    def _make_conditions(self, origin: Node, value: str, *, keeps_true: bool) -> str:
+        """What is kept, of conditions or of numbers that are 0 or very low."""
         array = self.nodes[value].array
         result = ArrayType(DType.PRED, array.shape)
         if array.dtype is DType.PRED:
-            return value if softmax.keeps_true else self.add(origin, "not", result, (value,))
+            return value if keeps_true else self.add(origin, "not", result, (value,))
         zero = self._splat(origin, 0.0, array)
         return self.add(origin, "compare", result, (value, zero), CompareAttrs("EQ"))
 

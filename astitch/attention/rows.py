@@ -8,6 +8,7 @@ large and small points are drawn to expose those in several pieces, as a clip is
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,8 @@ class RowFunctions:
         self.aliases: dict[str, str] = {}  # what repeats an array as another source does
         self._repeated: dict[tuple[str, tuple[Label, ...]], str] = {}
         self.reads: dict[str, frozenset[str]] = {product.name: frozenset()}
+        self._fixed: dict[str, np.ndarray] = {}
+        self._gain = 1.0
         self._find(order)
 
     # ---- which ops they are
@@ -291,9 +294,20 @@ class RowFunctions:
 
     def evaluate(self, name: str, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """What an op gives for these rows, in f64: [ROWS, KEYS], or [ROWS, 1] where it is one number a row."""
-        known = dict(rows)
+        known = {**rows, **self._fixed}
         with np.errstate(all="ignore"):
-            return self._evaluate(name, known)
+            return self._evaluate(name, known) / self._gain
+
+    def fixing(self, source: Source, value: float, gain: float = 1.0) -> RowFunctions:
+        """The same functions where a source has one value; what they give is divided by gain."""
+        fixed = copy.copy(self)
+        array = np.full((1, 1), value, self.graph[source.name].dtype.numpy)
+        array = array.astype(np.float64) if array.dtype != np.bool_ else array
+        same = (alias for alias, name in self.aliases.items() if name == source.name)
+        fixed._fixed = dict.fromkeys((source.name, *same), array)
+        fixed._gain = gain
+        fixed.reads = {name: read - {source.name} for name, read in self.reads.items()}
+        return fixed
 
     def _evaluate(self, name: str, known: dict[str, np.ndarray]) -> np.ndarray:
         wanted = [name]
@@ -313,10 +327,11 @@ class RowFunctions:
             if missing:
                 wanted += missing
                 continue
-            known[current] = self._apply(node, [known[o] for o in operands])
+            known[current] = self.apply(node, [known[o] for o in operands])
         return known[name]
 
-    def _apply(self, node: Node, operands: list[np.ndarray]) -> np.ndarray:
+    def apply(self, node: Node, operands: list[np.ndarray]) -> np.ndarray:
+        """What one op gives for the rows of its operands."""
         row = OPS[node.op]
         if row.is_reduce:
             ufunc = _REDUCERS[monoid_of(node.regions[0]) or ""]

@@ -6,7 +6,7 @@ Random rows tell: see rows.py.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,11 +52,27 @@ ABSORBS = -1e30
 
 
 @dataclass(frozen=True)
+class Drop:
+    """What probabilities are multiplied by: a number, or `gain` where a condition is keeps_true, else 0."""
+
+    source: Source
+    gain: float
+    keeps_true: bool
+
+    def read(self, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        values = drawn[self.source.name]
+        if values.dtype == np.bool_:
+            return np.where(values == self.keeps_true, self.gain, 0.0)
+        return self.gain * values
+
+
+@dataclass(frozen=True)
 class Softmax:
     """softmax(scale * scores + bias) of the scores that the mask keeps; without a mask of all.
 
     cap: not scale * scores but cap * tanh(scale * scores / cap); 0: none.  keeps_true: of a condition, whether it names
     what is kept.  is_uniform: a row of which all scores are left out has equal probabilities, as the library gives.
+    drop: what the probabilities are multiplied by behind it, as dropout does.
     """
 
     scale: float
@@ -65,6 +81,7 @@ class Softmax:
     bias: Source | None = None
     is_uniform: bool = True
     cap: float = 0.0
+    drop: Drop | None = None
 
     def bend(self, scores: np.ndarray) -> np.ndarray:
         """tanh(scale * scores / cap)."""
@@ -82,7 +99,44 @@ class Softmax:
 
 
 def fit_softmax(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax | None:
-    """The softmax that an op gives; None where it is none.  masks: the sources that are some."""
+    """The softmax that an op gives, multiplied by an array or not; None where it is none.
+
+    masks: the sources that are some.
+    """
+    found = _fit_alone(rows, name, masks)
+    if found or rows.resolved(name) is None:
+        return found
+    for source in (rows.sources[n] for n in sorted(rows.reads[name])):
+        is_condition = rows.graph[source.name].dtype is DType.PRED
+        for value in (1, 0) if is_condition else (1,):
+            found = _fit_dropped(rows, name, masks, source, value)
+            if found:
+                return found
+    return None
+
+
+def _fit_dropped(
+    rows: RowFunctions, name: str, masks: Container[str], source: Source, value: int
+) -> Softmax | None:
+    """The softmax that an op multiplies by a source.  value: of the source where probabilities are kept."""
+    drawn = rows.draw(0, masks)
+    sums = rows.fixing(source, value).evaluate(name, drawn).sum(axis=1)
+    gain = float(sums[0])
+    if not np.all(np.isfinite(sums)) or gain <= 0:
+        return None
+    softmax = _fit_alone(rows.fixing(source, value, gain), name, masks)
+    if softmax is None:
+        return None
+    drop = Drop(source, gain, value == 1)
+    for seed in (0, 1):
+        drawn = rows.draw(seed, masks, 1 / softmax.scale)
+        wanted = softmax.evaluate(drawn[rows.product.name], drawn) * drop.read(drawn)
+        if np.max(abs(rows.evaluate(name, drawn) - wanted)) > GRADIENT_TOLERANCE:
+            return None
+    return replace(softmax, drop=drop)
+
+
+def _fit_alone(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax | None:
     read = [rows.sources[n] for n in sorted(rows.reads[name])]
     own = [source for source in read if source.name in masks]
     biases = [source for source in read if source.name not in masks]
@@ -232,8 +286,14 @@ def _fit_scale(
 def fit_gradient(
     rows: RowFunctions, name: str, softmax: Softmax, masks: Container[str]
 ) -> tuple[Source, float] | None:
-    """(dp, factor): the op gives factor * scale * p * (dp - sum(p * dp)).  None where it does not."""
+    """(dp, factor): the op gives factor * scale * p * (dp - sum(p * dp)).  None where it does not.
+
+    dp: the gradient of the softmax; where the op itself multiplies it as dropout does, of what comes behind.
+    """
     known = {source.name for source in (softmax.mask, softmax.bias) if source}
+    drop = softmax.drop
+    is_dropped_here = drop is not None and drop.source.name in rows.reads[name]
+    known |= {drop.source.name} if drop else set()
     others = [rows.sources[n] for n in sorted(rows.reads[name] - known)]
     if len(others) != 1 or others[0].name in masks or rows.resolved(name) is None:
         return None
@@ -245,6 +305,8 @@ def fit_gradient(
         drawn |= dict.fromkeys((source.name, *same), drawn[source.name] * draw.gradient)
         p = softmax.evaluate(drawn[rows.product.name], drawn)
         dp = np.broadcast_to(drawn[source.name], p.shape)
+        if drop and is_dropped_here:
+            dp = dp * drop.read(drawn)
         wanted = softmax.scale * p * (dp - (p * dp).sum(1, keepdims=True))
         if softmax.cap:
             wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)

@@ -499,6 +499,7 @@ class AttentionAttrs:
     tiles: kernels of our own compute it (tile/attention.py), f32 at this precision: tf32 or tf32x3; "": a library does.
     through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
     cap: scaled scores s are cap * tanh(s / cap); 0: they are s.
+    gain: the last operand says what probabilities are multiplied by, this times a number or condition; 0: by nothing.
     """
 
     scale: float
@@ -510,6 +511,7 @@ class AttentionAttrs:
     tiles: str = ""
     through_masks: bool = False
     cap: float = 0.0
+    gain: float = 0.0
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

@@ -68,7 +68,9 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     if not isinstance(a, AttentionAttrs):
         raise IllegalProduct(f"{node} is no attention")
     q, k, v, *rest = operands
-    bias = rest[len(rest) // 3 * 3 :]  # the gradient has three more
+    arrays = rest[len(rest) // 3 * 3 :]  # the gradient has three more
+    bias = arrays[: len(arrays) - (a.gain != 0)]
+    drop = arrays[len(bias) :]
     batch, heads, queries, _ = (q.shape[d] for d in a.q)
     _, groups, keys, _ = (k.shape[d] for d in a.k)
     o = list(q.shape)
@@ -90,6 +92,8 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         precision=a.tiles,
         through_masks=a.through_masks,
         cap=a.cap,
+        drop=describe_layout(drop[0], (0, 1, 2, 3)) if drop else None,
+        gain=a.gain,
     )
 
 

@@ -46,7 +46,8 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias: of the scores, by
     batch, head, position of q, position of k; conditions name the scores that are kept.  precision: of the products of
-    f32: tf32, tf32x3 or ieee.  through_masks, cap: see AttentionAttrs.
+    f32: tf32, tf32x3 or ieee.  through_masks, cap, gain: see
+    AttentionAttrs.  drop: what probabilities are multiplied by, as the bias lies.
     """
 
     batch: int
@@ -65,11 +66,18 @@ class AttentionShape:
     precision: str = "tf32"
     through_masks: bool = False
     cap: float = 0.0
+    drop: Layout | None = None
+    gain: float = 0.0
 
     @property
     def shared(self) -> int:
         """The heads of q that read one head of k and v."""
         return self.heads // self.groups
+
+    @property
+    def arrays(self) -> tuple[Layout, ...]:
+        """Those that have an element for each score."""
+        return tuple(array for array in (self.bias, self.drop) if array)
 
     @property
     def has_conditions(self) -> bool:
@@ -112,7 +120,8 @@ def write_gradient_of_queries(shape: AttentionShape, tiling: Tiling) -> TileProg
 
 
 _Q, _K, _V, _STATISTICS, _DO, _DELTA = range(6)
-"""The numbers of the parameters; a bias is the last operand."""
+_FORWARD, _GRADIENT = 3, 6
+"""The numbers of the parameters, and how many there are before a bias and what probabilities are multiplied by."""
 
 
 class _Kernel:
@@ -134,7 +143,7 @@ class _Kernel:
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
             k = self._load(_K, s.k, batch, group, columns, s.keys)
-            bias = self._load_bias(3, batch, head, rows, columns)
+            bias, drop = self._load_arrays(_FORWARD, batch, head, rows, columns)
             scores = self._score(self._multiply(q, b.transpose(k)), bias)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
@@ -143,7 +152,7 @@ class _Kernel:
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = b.exp2(scores - base.column()), b.exp2(most - base)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
-            o = self._multiply(p, v, o * shrink.column())
+            o = self._multiply(self._drop(p, drop), v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 
         start = (
@@ -152,7 +161,7 @@ class _Kernel:
             b.full((t.queries, self.value_width), 0.0),
         )
         most, total, o = b.loop(lower, upper, t.keys, start, turn)
-        reads = 3 + (s.bias is not None)
+        reads = _FORWARD + len(s.arrays)
         self._store(reads, s.o, batch, head, rows, s.queries, o / total.column())
         statistics = (most + b.log2(total)) * (1 / LOG2_E)
         if s.has_conditions:
@@ -176,15 +185,15 @@ class _Kernel:
             columns = at + b.range(t.keys)
             k = self._load(_K, s.k, batch, group, columns, s.keys)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
-            kept = self._load_bias(6, batch, head, rows, columns)
+            bias, drop = self._load_arrays(_GRADIENT, batch, head, rows, columns)
             places = rows.column(), columns.row()
-            p, bent = self._probabilities(q, k, kept, statistics.column(), *places)
-            ds = p * (self._multiply(do, b.transpose(v)) - delta.column())
-            return (self._multiply(self._stop(ds, kept, bent), k, dq),)
+            p, bent = self._probabilities(q, k, bias, statistics.column(), *places)
+            ds = p * (self._drop(self._multiply(do, b.transpose(v)), drop) - delta.column())
+            return (self._multiply(self._stop(ds, bias, bent), k, dq),)
 
         start = b.full((t.queries, self.width), 0.0)
         (dq,) = b.loop(lower, upper, t.keys, (start,), turn)
-        reads = 6 + (s.bias is not None)
+        reads = _GRADIENT + len(s.arrays)
         self._store(reads, s.q, batch, head, rows, s.queries, dq * s.scale)
         return self._finish("gradient_of_queries", reads, (s.q, s.k, s.v), (s.q,))
 
@@ -203,12 +212,12 @@ class _Kernel:
             q = self._load(_Q, s.q, batch, head, rows, s.queries)
             do = self._load(_DO, s.o, batch, head, rows, s.queries)
             statistics, delta = self._load_rows(batch, head, rows)
-            kept = self._load_bias(6, batch, head, rows, columns, turned=True)
+            bias, drop = self._load_arrays(_GRADIENT, batch, head, rows, columns, turned=True)
             places = rows.row(), columns.column()
-            p, bent = self._probabilities(k, q, kept, statistics.row(), *places)
-            dv = self._multiply(p, do, dv)
-            ds = p * (self._multiply(v, b.transpose(do)) - delta.row())
-            return self._multiply(self._stop(ds, kept, bent), q, dk), dv
+            p, bent = self._probabilities(k, q, bias, statistics.row(), *places)
+            dv = self._multiply(self._drop(p, drop), do, dv)
+            ds = p * (self._drop(self._multiply(v, b.transpose(do)), drop) - delta.row())
+            return self._multiply(self._stop(ds, bias, bent), q, dk), dv
 
         start = (b.full((t.keys, self.width), 0.0), b.full((t.keys, self.value_width), 0.0))
         if s.shared == 1:
@@ -222,7 +231,7 @@ class _Kernel:
 
             turns = b.loop(b.scalar(0), count * s.shared, 1, start, turn)
         dk, dv = turns
-        reads = 6 + (s.bias is not None)
+        reads = _GRADIENT + len(s.arrays)
         self._store(reads, s.k, batch, group, columns, s.keys, dk * s.scale)
         self._store(reads + 1, s.v, batch, group, columns, s.keys, dv)
         return self._finish("gradient_of_keys", reads, (s.q, s.k, s.v), (s.k, s.v))
@@ -296,23 +305,48 @@ class _Kernel:
             return ds
         return self.b.select(bias, ds, 0.0)
 
-    def _load_bias(
+    def _drop(self, x: Tile, drop: Tile | None) -> Tile:
+        """Probabilities, or their gradient, multiplied as dropout does."""
+        b, gain = self.b, self.shape.gain
+        if drop is None:
+            return x
+        if drop.dtype is DType.PRED:
+            return b.select(drop, x * gain, 0.0)
+        return x * (b.convert(drop, DType.F32) * gain)
+
+    def _load_arrays(
         self,
-        parameter: int,
+        first: int,
         batch: Tile,
         head: Tile,
         rows: Tile,
         columns: Tile,
         *,
         turned: bool = False,
-    ) -> Tile | None:
-        """The bias of a tile of scores; of one row or column where it is the same for all.
+    ) -> tuple[Tile | None, Tile | None]:
+        """(bias, what probabilities are multiplied by) of a tile of scores.
 
-        parameter: its number.  turned: keys by queries.
+        first: the number of the first such parameter.  turned: keys by queries.
         """
-        if self.shape.bias is None:
-            return None
-        b, (of_batch, of_head, of_row, of_column) = self.b, self.shape.bias.strides
+        s, place = self.shape, (batch, head, rows, columns)
+        bias = self._load_array(first, s.bias, *place, turned=turned) if s.bias else None
+        number = first + len(s.arrays) - 1
+        drop = self._load_array(number, s.drop, *place, turned=turned) if s.drop else None
+        return bias, drop
+
+    def _load_array(
+        self,
+        parameter: int,
+        layout: Layout,
+        batch: Tile,
+        head: Tile,
+        rows: Tile,
+        columns: Tile,
+        *,
+        turned: bool,
+    ) -> Tile:
+        """Of a tile of scores; of one row or column where it is the same for all."""
+        b, (of_batch, of_head, of_row, of_column) = self.b, layout.strides
         offsets = batch * of_batch + head * of_head
         mask = None
         for numbers, stride, limit, is_row in (
@@ -327,7 +361,7 @@ class _Kernel:
                     mask = turn(inside) if mask is None else mask & turn(inside)
         if not offsets.shape:
             offsets = b.broadcast(offsets, (1, 1))
-        return b.load(parameter, self.shape.bias.dtype, offsets, mask)
+        return b.load(parameter, layout.dtype, offsets, mask)
 
     def _leave_out(self, x: Tile, rows: Tile, columns: Tile, number: float) -> Tile:
         """x where a row sees a column, elsewhere a number.  rows, columns: as x has them."""
@@ -412,8 +446,7 @@ class _Kernel:
         parameters = [_parameter(layout) for layout in operands]
         if reads > _DELTA:
             parameters += [self.rows, _parameter(s.o), self.rows]
-        if s.bias:
-            parameters.append(_parameter(s.bias))
+        parameters += [*map(_parameter, s.arrays)]
         parameters += [*map(_parameter, results), *rows]
         return TileProgram(
             f"attention_{name}",

@@ -102,7 +102,8 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
 """By (how products are computed, features of a tile, whether a band is)."""
 
 WITH_BIAS = Tiling(64, 32, 4, 2)
-"""The tiling where a bias has an element for each score: its tiles lie in shared memory too, beside all others."""
+"""The tiling where a bias, or what probabilities are multiplied by, has an element for each score: its tiles lie in
+shared memory too, beside all others."""
 
 RATE_WITH_BIAS, RATE_WITH_CAP = 0.5, 0.5
 """Of the rate without one; assumptions that were not measured."""
@@ -114,7 +115,7 @@ def find_rates(shape: AttentionShape) -> Rates | None:
     if rates is None:
         return None
     kernels = [rates.forward, rates.keys, rates.queries]
-    if shape.bias and 0 not in shape.bias.strides[2:]:
+    if any(0 not in array.strides[2:] for array in shape.arrays):
         kernels = [Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels]
     if shape.cap:
         kernels = [Rate(rate.tiling, RATE_WITH_CAP * rate.tflops) for rate in kernels]
@@ -138,7 +139,7 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
     None where nothing was measured, or an array is too large.
     """
     rates = find_rates(shape)
-    arrays = [shape.q, shape.k, shape.v, shape.o, *([shape.bias] if shape.bias else [])]
+    arrays = [shape.q, shape.k, shape.v, shape.o, *shape.arrays]
     if any(array.size > MOST_ELEMENTS for array in arrays):
         return None
     if rates is None or gpu.compute_capability != HOPPER:

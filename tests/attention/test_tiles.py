@@ -199,6 +199,58 @@ def test_caps_of_masked_scores_and_in_16_bits() -> None:
     check_both(OTHERS[CAPPED], draw(BF16), tolerance=2e-2)
 
 
+KEPT = np.random.default_rng(2).random((BATCH, HEADS, QUERIES, QUERIES)) < 0.8
+
+
+def of_flax(p: Any, kept: Any) -> Any:
+    return p * (kept.astype(p.dtype) / 0.8)
+
+
+DROPOUTS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "select": (lambda p, kept: jnp.where(kept, p / 0.8, 0), KEPT),
+    "left out": (lambda p, dropped: jnp.where(dropped, 0, p * 1.25), ~KEPT),
+    "multiplied": (of_flax, KEPT),
+    "the same for all heads": (of_flax, KEPT[:1, :1]),
+    "numbers": (lambda p, numbers: p * numbers, np.float32(2 * KEPT)),
+}
+"""Functions of probabilities and an array, with it."""
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout(name: str) -> None:
+    function, given = DROPOUTS[name]
+
+    def dropped(s: Any, array: Any) -> Any:
+        seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
+        return function(by_hand(jnp.where(seen, s, -1e9)), array)
+
+    fused = check_both(attend(dropped), [*draw(), given])
+    (node,) = (node for node in fused if node.op == "attention")
+    assert fused[node.operands[3]].shape == given.shape
+    assert all(a.causal and a.gain > 0 for a in list_attention(fused))
+
+
+def test_dropout_by_random_bits_of_jax() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        kept = jax.random.bernoulli(jax.random.key(3), 0.9, (BATCH, HEADS, QUERIES, QUERIES))
+        return attend(lambda s: jnp.where(kept, jax.nn.softmax(s, -1) / 0.9, 0))(q, k, v)
+
+    check_both(attention, draw())
+    check_both(attention, draw(BF16), tolerance=2e-2)
+
+
+def test_dropout_beside_a_bias_and_in_front_of_the_softmax() -> None:
+    def biased(s: Any, bias: Any, kept: Any) -> Any:
+        return jnp.where(kept, jax.nn.softmax(s + bias, -1) / 0.8, 0)
+
+    check_both(attend(biased), [*draw(), BIAS.astype(F32), KEPT])
+    # Scores that are dropped out before the softmax are no dropout of probabilities.
+    graph, fused = fuse(
+        attend(lambda s, kept: jax.nn.softmax(jnp.where(kept, s / 0.8, 0), -1)), [*draw(), KEPT]
+    )
+    assert str(graph) == str(fused)
+
+
 def test_what_only_looks_like_a_cap_stays() -> None:
     for function in (
         lambda s: by_hand(3 * jnp.tanh(s / 3) + 0.01 * s),

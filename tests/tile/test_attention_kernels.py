@@ -39,10 +39,11 @@ class Case:
     attrs: AttentionAttrs = FULL
     dtype: DType = DType.F32
     bias: tuple[DType, tuple[bool, bool, bool, bool]] | None = None
+    drop: tuple[DType, tuple[bool, bool, bool, bool]] | None = None
     tiling: Tiling = SMALL
 
     def draw(self) -> list[np.ndarray]:
-        """q, k, v, do and, where there is one, the bias."""
+        """q, k, v, do and, where there are some, the bias and what probabilities are multiplied by."""
         batch, heads, groups, queries, keys, features = self.extents
         values = self.values or features
         random = np.random.default_rng(0)
@@ -58,8 +59,7 @@ class Case:
             normal(a.v, batch, groups, keys, values),
             normal(a.q, batch, heads, queries, values),
         ]
-        if self.bias:
-            dtype, varies = self.bias
+        for dtype, varies in filter(None, (self.bias, self.drop)):
             whole = (batch, heads, queries, keys)
             shape = tuple(n if v else 1 for n, v in zip(whole, varies, strict=True))
             numbers = random.standard_normal(shape)
@@ -125,7 +125,13 @@ def cases(draw) -> Case:
     orders = [draw(st.sampled_from(ORDERS)) for _ in range(3)]
     tiles = draw(st.sampled_from(("tf32", "tf32x3")))
     cap = draw(st.sampled_from((0.0, 0.0, 0.8)))
-    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, draw(st.booleans()), cap)
+    drop = draw(
+        st.none()
+        | st.tuples(st.sampled_from((DType.F32, DType.PRED)), st.tuples(*[st.booleans()] * 4))
+    )
+    gain = 1.25 if drop else 0.0
+    passes = draw(st.booleans())
+    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, passes, cap, gain)
     extents = (draw(st.integers(1, 2)), groups * shared, groups, queries, keys)
     return Case(
         (*extents, draw(st.integers(1, 20))),
@@ -133,6 +139,7 @@ def cases(draw) -> Case:
         attrs,
         dtype,
         bias,
+        drop,
         Tiling(draw(st.sampled_from((16, 32))), draw(st.sampled_from((16, 32))), 4, 2),
     )
 

@@ -11,7 +11,8 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 Our own kernels (`tiles`) take more: a bias may have one row for all queries, or one column for all keys, and another
 type than q.  One of conditions names the scores that are kept; a row without any has equal probabilities, and
 statistics of -inf.  Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over
-the features.
+the features.  With `gain` the last operand is an array like a bias: probabilities are multiplied by it and by the gain,
+as dropout does.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -65,6 +66,7 @@ def _check(
     for array, order in ((q, a.q), (k, a.k), (v, a.v)):
         require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
+    require(a.gain == 0 or (a.gain > 0 and a.tiles != ""), f"a gain of {a.gain}")
     require(a.cap == 0 or (a.cap > 0 and a.tiles != ""), f"a cap of {a.cap}")
     require(a.causal or not a.window, f"a window of {a.window} without a causal mask")
     batch, heads, positions, features = _extents(q, a.q)
@@ -75,7 +77,7 @@ def _check(
         and heads % groups == 0,
         f"{q}, {k} and {v} are no queries, keys and values",
     )
-    for array in bias:
+    for place, array in enumerate(bias):
         wanted = (batch, heads, positions, keys)
         whole = all(n in (1, m) for n, m in zip(array.shape, wanted, strict=False))
         of_library = array.dtype is q.dtype and array.shape[2:] == wanted[2:]
@@ -83,8 +85,11 @@ def _check(
             array.rank == 4 and whole and (bool(a.tiles) or of_library),
             f"{array} is no bias of the scores",
         )
-        require(not (a.causal and array.dtype is DType.PRED), "conditions beside a causal mask")
-    require_operands(len(bias) < 2, f"{len(bias)} biases")
+        is_bias = place == 0 and len(bias) > (a.gain != 0)
+        conditions = is_bias and array.dtype is DType.PRED
+        require(not (a.causal and conditions), "conditions beside a causal mask")
+    least = int(a.gain != 0)
+    require_operands(least <= len(bias) <= least + 1, f"{len(bias)} biases and multipliers")
     o = _with_features(q, a.q, _extents(v, a.v)[3])
     return TupleType((o, ArrayType(DType.F32, (batch, heads, positions))))
 
@@ -119,6 +124,15 @@ def _scores(q: Array, k: Array, bias: Sequence[Array], a: AttentionAttrs) -> Arr
     return scores
 
 
+def _split_off_drop(
+    rest: Sequence[Array], a: AttentionAttrs
+) -> tuple[Sequence[Array], Array | float]:
+    """(the bias if there is one, what probabilities are multiplied by) of the last operands."""
+    if not a.gain:
+        return rest, 1.0
+    return rest[:-1], a.gain * rest[-1].astype(np.float64)
+
+
 def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
@@ -127,10 +141,11 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     q, k, v = (
         _canonical(x, order, heads) for x, order in zip(operands[:3], (a.q, a.k, a.v), strict=True)
     )
-    scores = _scores(q, k, operands[3:], a)
+    bias, drop = _split_off_drop(operands[3:], a)
+    scores = _scores(q, k, bias, a)
     statistics = np.logaddexp.reduce(scores, axis=-1)
-    o = np.einsum("bnts,bnsf->bntf", np.exp(scores - statistics[..., None]), v)
-    for array in operands[3:]:
+    o = np.einsum("bnts,bnsf->bntf", drop * np.exp(scores - statistics[..., None]), v)
+    for array in bias:
         if array.dtype == np.bool_:
             kept = np.broadcast_to(array, scores.shape).any(-1)
             statistics = np.where(kept, statistics, -np.inf)
@@ -147,19 +162,20 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
         _canonical(x, order, heads)
         for x, order in zip((*operands[:3], operands[4]), orders, strict=True)
     )
-    scores = _scores(q, k, operands[6:], a)
+    bias, drop = _split_off_drop(operands[6:], a)
+    scores = _scores(q, k, bias, a)
     p = np.exp(scores - np.logaddexp.reduce(scores, axis=-1)[..., None])
-    dp = np.einsum("bntf,bnsf->bnts", do, v)
+    dp = drop * np.einsum("bntf,bnsf->bnts", do, v)
     ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
     if a.cap:
         ds = ds * (1 - np.tanh(a.scale / a.cap * np.einsum("bntf,bnsf->bnts", q, k)) ** 2)
-    for array in operands[6:]:
+    for array in bias:
         if array.dtype == np.bool_ and not a.through_masks:
             ds = np.where(array, ds, 0.0)
     return (
         _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, heads, dtype),
         _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),
-        _restore(np.einsum("bnts,bntf->bnsf", p, do), a.v, groups, dtype),
+        _restore(np.einsum("bnts,bntf->bnsf", drop * p, do), a.v, groups, dtype),
     )
 
 
