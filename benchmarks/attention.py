@@ -258,13 +258,13 @@ def own_kernels() -> Iterator[None]:
     def prefer(*given: Any, **named: Any) -> Projection | None:
         return project(*given, **named) and Projection(0.0, 1.0)
 
-    project, prefers, kept = find.project, find.PREFERS_LIBRARY, os.environ.get(CACHE)
+    project, prefers, kept = find.project, find.CALLS_LIBRARY, os.environ.get(CACHE)
     with TemporaryDirectory() as folder:  # the cache has what was chosen before
         try:
-            find.project, find.PREFERS_LIBRARY, os.environ[CACHE] = prefer, False, folder
+            find.project, find.CALLS_LIBRARY, os.environ[CACHE] = prefer, False, folder
             yield
         finally:
-            find.project, find.PREFERS_LIBRARY = project, prefers
+            find.project, find.CALLS_LIBRARY = project, prefers
             os.environ.pop(CACHE)
             if kept is not None:
                 os.environ[CACHE] = kept

@@ -1,16 +1,18 @@
 """Who computes an attention that was found: cuDNN, kernels of our own, or the plain ops as before.
 
-cuDNN's calls are taken where they fit.  Our own kernels are, where their projected time is below that of the plain
-ops: the traffic of the scores, and the products at the speed of light.
+The one with the least projected time is.  Of the plain ops that is the traffic of the scores, and the products at the
+speed of light.  What cuDNN takes was measured on an H100, as our own kernels were: on other GPUs its calls are taken
+where they fit.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
-from astitch.tile.attention import AttentionShape
-from astitch.tile.rates import project_us
+from astitch.tile.attention import AttentionShape, Tiling
+from astitch.tile.rates import count_scores, project_us
 
 FORWARD_PASSES, GRADIENT_PASSES = 3.8, 6.2
 """How often the plain ops read or write all scores; measured of XLA on an H100, 2026-11-26, at the speed of a copy."""
@@ -26,15 +28,42 @@ EXACT = "tf32x3"
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryRates:
+    """Of cuDNN's calls on an H100, 2026-11-26, in 16 bits.
+
+    tflops: of the products of scores that are kept.  launch_us: beyond that and the traffic; arrays: how many of the
+    size of q are read or written.  with_bias: of the rate without one.
+    """
+
+    tflops: float
+    tflops_of_many_features: float
+    launch_us: float
+    launch_of_band_us: float
+    arrays: int
+    with_bias: float
+
+
+LIBRARY_FORWARD = LibraryRates(500.0, 700.0, 12.0, 12.0, 4, 0.5)
+LIBRARY_GRADIENT = LibraryRates(480.0, 620.0, 60.0, 100.0, 14, 0.62)
+
+MANY_FEATURES = 64
+"""Of more cuDNN has faster kernels."""
+
+LIBRARY_TILE = 128
+"""The tiles of a band that cuDNN computes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
-    """Microseconds of our own kernels and of the plain ops."""
+    """Microseconds of our own kernels, of the plain ops and of cuDNN's calls."""
 
     tiles_us: float
     plain_us: float
+    library_us: float = math.inf
 
-    @property
-    def is_faster(self) -> bool:
-        return self.tiles_us < self.plain_us
+    def is_faster(self, *, than_library: bool) -> bool:
+        """Are our own kernels faster than the plain ops, and than cuDNN's calls where these are?"""
+        return self.tiles_us < min(self.plain_us, self.library_us if than_library else math.inf)
 
 
 def project(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> Projection | None:
@@ -42,7 +71,11 @@ def project(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> Projection | 
     tiles_us = project_us(shape, gpu, gradient=gradient)
     if tiles_us is None:
         return None
-    return Projection(tiles_us, project_plain_us(shape, gpu, gradient=gradient))
+    return Projection(
+        tiles_us,
+        project_plain_us(shape, gpu, gradient=gradient),
+        project_library_us(shape, gpu, gradient=gradient),
+    )
 
 
 def project_plain_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float:
@@ -57,3 +90,18 @@ def project_plain_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> floa
     flops = 2.0 * products * scores * shape.q.features
     launches = (9 if gradient else 3) * PLAIN_LAUNCH_US
     return gpu.stream_us(moved / 2, moved / 2) + flops / tflops / 1e6 + launches
+
+
+def project_library_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float:
+    tiling = Tiling(LIBRARY_TILE, LIBRARY_TILE, 0, 0)
+    scores = shape.batch * shape.heads * count_scores(shape, tiling)
+    flops = 4.0 * scores * shape.q.features
+    total = 0.0
+    for rates, share in ((LIBRARY_FORWARD, 1.0), (LIBRARY_GRADIENT, 2.5))[: 1 + gradient]:
+        is_wide = shape.q.features > MANY_FEATURES
+        tflops = rates.tflops_of_many_features if is_wide else rates.tflops
+        tflops *= rates.with_bias if shape.arrays else 1.0
+        moved = rates.arrays * shape.q.size * shape.q.dtype.bytes
+        total += rates.launch_of_band_us if shape.causal else rates.launch_us
+        total += moved / gpu.bandwidth_gbs / 1e3 + share * flops / tflops / 1e6
+    return total

@@ -41,8 +41,8 @@ host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 """The features that cuDNN's kernels take."""
 
-PREFERS_LIBRARY = True
-"""Is cuDNN called where its kernels fit?  Benchmarks and tests of our own kernels say no."""
+CALLS_LIBRARY = True
+"""May cuDNN be called?  Benchmarks and tests of our own kernels say no."""
 
 AMPERE, HOPPER = 80, 90
 """The compute capabilities from which cuDNN has these kernels, and has them for more features."""
@@ -226,9 +226,9 @@ class Search:
             given=given,
             factor=factor,
         )
-        if PREFERS_LIBRARY and self.fits_library(attention, added):
-            return attention
-        return self.give_tiles(attention, added)
+        fits = CALLS_LIBRARY and self.fits_library(attention, added)
+        own = self.give_tiles(attention, added, than_library=fits)
+        return own or (attention if fits else None)
 
     def fits_library(self, attention: Attention, added: Source | None) -> bool:
         """Has cuDNN such a kernel?  added: the mask or bias."""
@@ -253,8 +253,10 @@ class Search:
             return False
         return attention.mask_as_bias or find_repeated(rows, added)[0].dtype is narrow
 
-    def give_tiles(self, attention: Attention, added: Source | None) -> Attention | None:
-        """For our own kernels, if they are faster than the plain ops."""
+    def give_tiles(
+        self, attention: Attention, added: Source | None, *, than_library: bool
+    ) -> Attention | None:
+        """For our own kernels, if they are faster than the plain ops, and than the library where that is asked."""
         if added and not attention.mask_as_bias and self.graph[added.name].dtype not in _OF_TILES:
             return None
         found = replace(attention, tiles=_choose_precision(attention))
@@ -268,7 +270,7 @@ class Search:
             found = replace(found, through_masks=passes)
         shape = _describe(found, self.graph, added)
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
-        return found if projection and projection.is_faster else None
+        return found if projection and projection.is_faster(than_library=than_library) else None
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""

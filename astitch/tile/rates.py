@@ -1,8 +1,8 @@
 """How fast the kernels of attention are, and with which tiles: AttentionShape -> Rates, and a time in microseconds.
 
-The numbers were measured on an H100 on 2026-11-26 with jax 0.11.2, of the best of ten tilings each, 1,024 positions in
-the order batch, positions, heads, features (docs/decisions/0041-triton-ir-inside-xla.md).  What was not measured is not
-in the table.
+The tilings are the best of ten on an H100, 1,024 positions, in the order batch, positions, heads, features.  The rates
+are from there and from `python -m benchmarks.attention` (jax 0.11.2, 2026-11-26).  What was not measured is not in the
+table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ MOST_ELEMENTS = 2**31 - 1
 
 FORWARD_LAUNCH_US, GRADIENT_LAUNCH_US = 9.0, 14.0
 """What a kernel takes beyond its products: launch, prologue and tail; of the gradient also the sums of do * o."""
-
-MARGIN = 1.05
-"""A time is longer than the table says by so much."""
 
 BLOCKS_PER_SM = 2
 """Blocks that an SM needs to reach a rate."""
@@ -51,19 +48,19 @@ def _rate(queries: int, keys: int, warps: int, stages: int, tflops: float) -> Ra
 
 _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
     ("tf32", 32, True): Rates(
-        _rate(64, 64, 4, 3, 57), _rate(64, 64, 4, 3, 69), _rate(64, 64, 4, 1, 83)
+        _rate(64, 64, 4, 3, 73), _rate(64, 64, 4, 3, 69), _rate(64, 64, 4, 1, 83)
     ),
     ("tf32", 32, False): Rates(
         _rate(128, 64, 8, 3, 89), _rate(64, 64, 4, 3, 93), _rate(64, 64, 4, 3, 109)
     ),
     ("tf32", 64, True): Rates(
-        _rate(128, 64, 4, 2, 79), _rate(64, 128, 8, 2, 80), _rate(64, 64, 4, 3, 80)
+        _rate(128, 64, 4, 2, 98), _rate(64, 128, 8, 2, 100), _rate(64, 64, 4, 3, 100)
     ),
     ("tf32", 64, False): Rates(
-        _rate(128, 64, 4, 2, 108), _rate(64, 128, 8, 2, 96), _rate(128, 32, 4, 2, 115)
+        _rate(128, 64, 4, 2, 120), _rate(64, 128, 8, 2, 106), _rate(128, 32, 4, 2, 127)
     ),
     ("tf32", 128, True): Rates(
-        _rate(128, 64, 8, 3, 64), _rate(64, 32, 4, 2, 56), _rate(128, 64, 8, 1, 76)
+        _rate(128, 64, 8, 3, 84), _rate(64, 32, 4, 2, 56), _rate(128, 64, 8, 1, 76)
     ),
     ("tf32", 128, False): Rates(
         _rate(128, 64, 8, 3, 82), _rate(32, 128, 8, 2, 74), _rate(128, 64, 8, 1, 93)
@@ -81,10 +78,10 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
         _rate(128, 32, 8, 3, 37), _rate(32, 64, 4, 2, 20), _rate(64, 64, 4, 1, 27)
     ),
     ("16 bits", 64, True): Rates(
-        _rate(64, 64, 4, 3, 180), _rate(64, 64, 4, 3, 250), _rate(64, 64, 4, 3, 260)
+        _rate(64, 64, 4, 3, 245), _rate(64, 64, 4, 3, 320), _rate(64, 64, 4, 3, 335)
     ),
     ("16 bits", 64, False): Rates(
-        _rate(64, 64, 4, 3, 258), _rate(64, 64, 4, 3, 332), _rate(64, 64, 4, 2, 358)
+        _rate(64, 64, 4, 3, 353), _rate(64, 64, 4, 3, 396), _rate(64, 64, 4, 3, 484)
     ),
     ("16 bits", 128, True): Rates(
         _rate(64, 64, 4, 3, 210), _rate(64, 64, 4, 2, 280), _rate(64, 64, 4, 2, 237)
@@ -105,8 +102,8 @@ WITH_BIAS = Tiling(64, 32, 4, 2)
 """The tiling where a bias, or what probabilities are multiplied by, has an element for each score: its tiles lie in
 shared memory too, beside all others."""
 
-RATE_WITH_BIAS, RATE_WITH_CAP = 0.5, 0.5
-"""Of the rate without one; assumptions that were not measured."""
+RATE_WITH_BIAS, RATE_WITH_ROW, RATE_WITH_CAP = 0.5, 0.8, 0.5
+"""Of the rate without one; with a row or column of a bias or of conditions.  That of caps was not measured."""
 
 
 def find_rates(shape: AttentionShape) -> Rates | None:
@@ -117,6 +114,8 @@ def find_rates(shape: AttentionShape) -> Rates | None:
     kernels = [rates.forward, rates.keys, rates.queries]
     if any(0 not in array.strides[2:] for array in shape.arrays):
         kernels = [Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels]
+    elif shape.arrays:
+        kernels = [Rate(rate.tiling, RATE_WITH_ROW * rate.tflops) for rate in kernels]
     if shape.cap:
         kernels = [Rate(rate.tiling, RATE_WITH_CAP * rate.tflops) for rate in kernels]
     return Rates(*kernels)
@@ -146,20 +145,24 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         return None
     h100 = preset("h100")
     speed = gpu.sms * gpu.clock_ghz / (h100.sms * h100.clock_ghz)
-    # Products of each kernel, and the extent that its blocks are cut along.
-    kernels = [(rates.forward, 2, shape.heads, shape.queries, rates.forward.tiling.queries)]
+    of_q, of_k = (shape.q.dtype.bytes * x.size for x in (shape.q, shape.k))
+    # Each kernel's products, the extent that its blocks are cut along, the bytes that it moves.
+    kernels = [
+        (rates.forward, 2, shape.heads * shape.queries, rates.forward.tiling.queries, 2 * of_q),
+    ]
     total = FORWARD_LAUNCH_US
     if gradient:
-        kernels.append((rates.keys, 4, shape.groups, shape.keys, rates.keys.tiling.keys))
-        queries = rates.queries.tiling.queries
-        kernels.append((rates.queries, 3, shape.heads, shape.queries, queries))
+        keys, queries = rates.keys.tiling.keys, rates.queries.tiling.queries
+        kernels.append((rates.keys, 4, shape.groups * shape.keys, keys, 2 * of_q + 2 * of_k))
+        kernels.append((rates.queries, 3, shape.heads * shape.queries, queries, 3 * of_q))
         total += 2 * GRADIENT_LAUNCH_US
-    for rate, products, heads, extent, tile in kernels:
+    for rate, products, extent, tile, moved in kernels:
         scores = shape.batch * shape.heads * count_scores(shape, rate.tiling)
-        blocks = shape.batch * heads * count_tiles(extent, tile)
+        blocks = shape.batch * count_tiles(extent, tile)
         share = min(1.0, blocks / (BLOCKS_PER_SM * gpu.sms))
         flops = 2.0 * products * _width(shape) * scores
-        total += MARGIN * flops / (rate.tflops * speed * share * 1e6)
+        compute_us = flops / (rate.tflops * speed * share * 1e6)
+        total += max(compute_us, (moved + 2 * of_k) / gpu.bandwidth_gbs / 1e3)
     return total
 
 

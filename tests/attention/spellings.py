@@ -223,6 +223,14 @@ PARTLY_SHARED: dict[str, tuple[Function, int, int]] = {
 """The same, with the heads of k and v that the forward pass and that the gradient reads."""
 
 
+def dropped(q: Any, k: Any, v: Any) -> Any:
+    """Dropout of probabilities by random bits of JAX's."""
+    kept = jax.random.bernoulli(
+        jax.random.key(3), 0.9, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    )
+    return attend(lambda s: jnp.where(kept, jax.nn.softmax(s, -1) / 0.9, 0))(q, k, v)
+
+
 def lengths(scores: Any, mask: Any) -> Any:
     return mask[:, None, None, : scores.shape[-1]]
 

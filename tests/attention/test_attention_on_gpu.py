@@ -28,6 +28,7 @@ from tests.attention.spellings import (
     PLAIN,
     QUERIES,
     SHARED,
+    dropped,
     make_gradient,
 )
 
@@ -104,7 +105,7 @@ HOPPER = 90
 @pytest.fixture
 def _own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))  # others keep calls of cuDNN there
-    monkeypatch.setattr(find, "PREFERS_LIBRARY", False)
+    monkeypatch.setattr(find, "CALLS_LIBRARY", False)
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
     if target_gpu().compute_capability != HOPPER:
         pytest.skip("our own kernels are for Hopper")
@@ -123,10 +124,12 @@ def bound(dtype: Any, precision: str, error: float) -> float:
     [(jnp.float32, "default"), (jnp.float32, "highest"), (jnp.bfloat16, "default")],
 )
 @pytest.mark.parametrize(
-    "name", [*PLAIN, *GIVEN, "repeated", "by_vmap_over_sharing_heads", "capped", "f32_bias"]
+    "name",
+    [*PLAIN, *GIVEN, "repeated", "by_vmap_over_sharing_heads", "capped", "f32_bias", "dropped"],
 )
 def test_our_own_kernels_are_as_near_as_xla_s(name: str, dtype: Any, precision: str) -> None:
     others = {other: (function, None) for other, function in OTHERS.items()}
+    others["dropped"] = dropped, None
     function, given = (PLAIN | GIVEN | SHARED | others)[name]
     arrays = draw(dtype, *([given] if isinstance(given, np.ndarray) else []))
     if name in SHARED:

@@ -37,6 +37,7 @@ from tests.attention.spellings import (
     SHARED,
     attend,
     by_hand,
+    dropped,
     lengths,
     make_gradient,
 )
@@ -53,7 +54,7 @@ CAPPED = "capped"
 @pytest.fixture(autouse=True)
 def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LEAST_SCORES", 1)
-    monkeypatch.setattr(find, "PREFERS_LIBRARY", False)
+    monkeypatch.setattr(find, "CALLS_LIBRARY", False)
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
 
 
@@ -220,23 +221,19 @@ DROPOUTS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
 def test_dropout(name: str) -> None:
     function, given = DROPOUTS[name]
 
-    def dropped(s: Any, array: Any) -> Any:
+    def causal(s: Any, array: Any) -> Any:
         seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
         return function(by_hand(jnp.where(seen, s, -1e9)), array)
 
-    fused = check_both(attend(dropped), [*draw(), given])
+    fused = check_both(attend(causal), [*draw(), given])
     (node,) = (node for node in fused if node.op == "attention")
     assert fused[node.operands[3]].shape == given.shape
     assert all(a.causal and a.gain > 0 for a in list_attention(fused))
 
 
 def test_dropout_by_random_bits_of_jax() -> None:
-    def attention(q: Any, k: Any, v: Any) -> Any:
-        kept = jax.random.bernoulli(jax.random.key(3), 0.9, (BATCH, HEADS, QUERIES, QUERIES))
-        return attend(lambda s: jnp.where(kept, jax.nn.softmax(s, -1) / 0.9, 0))(q, k, v)
-
-    check_both(attention, draw())
-    check_both(attention, draw(BF16), tolerance=2e-2)
+    check_both(dropped, draw())
+    check_both(dropped, draw(BF16), tolerance=2e-2)
 
 
 def test_dropout_beside_a_bias_and_in_front_of_the_softmax() -> None:

@@ -18,6 +18,7 @@ from astitch.attention import find
 from astitch.attention.choose import Projection
 from astitch.hlo.tiled_attention import TRITON
 from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
+from tests.attention.spellings import OTHERS, dropped
 from tests.hook_evaluation import stitch_through_hook
 
 pytestmark = needs_hook
@@ -126,6 +127,8 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], int]] = {
     "shared": (shared, 3),
     "flax": (of_flax, 3),
     "equinox": (of_equinox, 3),
+    "dropout": (dropped, 3),
+    "capped": (OTHERS["capped"], 3),
 }
 """With the calls of the gradient."""
 
