@@ -121,6 +121,7 @@ class Job:
 
     name: of the graph.  tune: measure plans on the current GPU.  faults: keeps the errors inside astitch.
     plain: the graph as it was imported; None before the passes run.
+    notes: what passes say for people of what they leave to XLA.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Job:
     tune: bool
     faults: FaultLog
     plain: Graph | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 # ---- the passes ----------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def _carry_as_read(graph: Graph, job: Job) -> Graph:
 
 def _fuse_attention(graph: Graph, job: Job) -> Graph:
     sunk = sink_into_loops(graph)
-    fused = fuse_attention(sunk, job.gpu, in_order=options.deterministic() is True)
+    fused = fuse_attention(sunk, job.gpu, in_order=options.deterministic() is True, left=job.notes)
     return graph if fused is graph else simplify(check_graph(fused))
 
 
@@ -258,7 +260,7 @@ def _emit(planned: PlannedScopes, job: Job) -> Emitted:
 
 def _build(emitted: Emitted, job: Job) -> Program:
     planned = emitted.planned
-    return build_program(
+    program = build_program(
         planned.scopes.graph,
         planned.scopes,
         planned.plans,
@@ -267,6 +269,7 @@ def _build(emitted: Emitted, job: Job) -> Program:
         left=planned.left,
         kernels=emitted.kernels,
     )
+    return replace(program, notes=(*program.notes, *job.notes))
 
 
 def _restore(graph: Graph, job: Job) -> Graph:

@@ -38,6 +38,9 @@ LEAST_OF_LIBRARY = 8 << 20
 """Scores below which the library is not called.  XLA's graphs of launches hold no call of it, so that each costs the
 host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
 
+NO_FORM = "no kernel has its form (docs/attention.md)"
+NOT_MEASURED = "no such kernel was measured on this GPU"
+
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 """The features that cuDNN's kernels take."""
 
@@ -100,6 +103,8 @@ class Search:
         self.graph, self.gpu, self.in_order = graph, gpu, in_order
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         self.masks = Masks(graph)
+        self.why = ""  # the softmax at hand has no kernel
+        self.left: list[str] = []  # those without, each with the reason
 
     def run(self) -> Iterator[Attention]:
         """All that share no product, in the order of their scores."""
@@ -107,12 +112,16 @@ class Search:
         for node in self.graph:
             if not may_be_scores(self.graph, node, self.gpu):
                 continue
+            self.why = ""
             for key in _key_dimensions(node, self.graph):
                 attention = self.find(node, key)
                 if attention and not taken & attention.products:
                     taken |= attention.products
                     yield attention
                     break
+            else:
+                if self.why:
+                    self.left.append(f"%{node.name}: attention stays as it is: {self.why}")
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
@@ -131,6 +140,7 @@ class Search:
                 kinds[value] = "softmax"
         if softmax is None:
             return None
+        self.why = NO_FORM
         source, factor, fits = None, 1.0, None
         for value in values:
             if value in kinds:
@@ -270,7 +280,10 @@ class Search:
             found = replace(found, through_masks=passes)
         shape = _describe(found, self.graph, added)
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
-        return found if projection and projection.is_faster(than_library=than_library) else None
+        if projection and projection.is_faster(than_library=than_library):
+            return found
+        self.why = str(projection) if projection else NOT_MEASURED
+        return None
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""

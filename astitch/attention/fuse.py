@@ -45,16 +45,25 @@ LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 
 
 def fuse_attention(
-    graph: Graph, gpu: Gpu, log: Log | None = None, *, in_order: bool = False
+    graph: Graph,
+    gpu: Gpu,
+    log: Log | None = None,
+    *,
+    in_order: bool = False,
+    left: list[str] | None = None,
 ) -> Graph:
     """The same function but for rounding: scores are not rounded to 16 bits in between.
 
     graph: simplified.  log: hears of every product that is replaced.
     in_order: all sums have a fixed order, which the library's gradient has not: it adds up dq by atomics.
+    left: gets a line for each attention that stays as it is.
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    found = list(Search(graph, gpu, in_order=in_order).run())
+    search = Search(graph, gpu, in_order=in_order)
+    found = list(search.run())
+    if left is not None:
+        left += search.left
     if not found:
         return graph
     nodes = dict(graph.nodes)

@@ -190,7 +190,7 @@ class Epilogue:
 class Program:
     """parameters, constants: buffer names in order.  outputs: a View for each result, in order (may repeat, and may
     view a parameter or constant).  arena_bytes: size of the one allocation that holds all ARENA and BARRIER buffers.
-    notes: what was left to XLA after planning, and why.  epilogues: products and kernels that may be one step.
+    notes: what was left to XLA, and why.  epilogues: products and kernels that may be one step.
     no_epilogues: other kernels that read products, each with the reason why not.
     """
 

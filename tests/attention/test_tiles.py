@@ -309,3 +309,27 @@ def test_f64_and_other_gpus_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("features", [3, 20])
 def test_any_number_of_features(features: int) -> None:
     check_both(PLAIN["where"][0], draw(features=features))
+
+
+@pytest.mark.parametrize(
+    ("name", "projected", "why"),
+    [
+        ("bias", Projection(70.0, 50.0), "50 us are projected, and 70 us of kernels"),
+        ("bias", None, find.NOT_MEASURED),
+        ("mask_of_both", Projection(0.0, 1.0), find.NO_FORM),
+    ],
+)
+def test_what_stays_is_named(
+    name: str, projected: Projection | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "project", lambda *given, **named: projected)
+
+    def function(s: Any, m: Any) -> Any:
+        bias = 0.1 * jnp.arange(s.shape[-1])
+        return by_hand(s + bias if name == "bias" else jnp.where(lengths(s, m), s + bias, -1e9))
+
+    graph, _ = fuse(attend(function), [*draw(), MASK])
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    (line,) = left
+    assert why in line and line.startswith("%") and line[1:].split(":")[0] in graph.nodes
