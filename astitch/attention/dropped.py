@@ -12,30 +12,41 @@ import numpy as np
 
 from astitch.attention.rows import NotARow, RowFunctions, Source, read_scalar
 from astitch.attention.softmax import GRADIENT_TOLERANCE, Drop
-from astitch.graph.ir import BroadcastAttrs, DotAttrs, Graph
+from astitch.graph.ir import BroadcastAttrs, DotAttrs, DType, Graph
 from astitch.graph.ops import OPS, Kind
 
 DRAWN = 64
 """Elements for which the ops are evaluated."""
 
+SIZES = (1.0, 1e-6, 1e6)
+"""Those of the products that are drawn: clips and thresholds are exposed."""
+
 
 def read_dropped(rows: RowFunctions, source: Source, drop: Drop) -> tuple[Source, float] | None:
     """(the product, t) where a source is t times a product times what probabilities are multiplied by, else None."""
-    random = np.random.default_rng(0)
-    given = rows.draw(0, {drop.source.name})[drop.source.name].reshape(-1)
-    array = np.resize(given, (1, DRAWN))
-    reader = _Reader(rows, drop, array, random.standard_normal((1, DRAWN)))
-    try:
-        found = reader.evaluate(source.name)
-    except NotARow:
+    product, factors = "", []
+    masks = {drop.source.name} if rows.graph[drop.source.name].dtype is DType.PRED else set[str]()
+    for seed, size in enumerate(SIZES):
+        random = np.random.default_rng(seed)
+        given = rows.draw(seed, masks)[drop.source.name].reshape(-1)
+        array = np.resize(given, (1, DRAWN))
+        reader = _Reader(rows, drop, array, size * random.standard_normal((1, DRAWN)))
+        try:
+            found = reader.evaluate(source.name)
+        except NotARow:
+            return None
+        wanted = reader.product_values * drop.read({drop.source.name: array})
+        if reader.product is None or not wanted.any():
+            return None
+        factor = float((found * wanted).sum() / (wanted * wanted).sum())
+        if np.max(abs(found - factor * wanted)) > GRADIENT_TOLERANCE * np.max(abs(found)):
+            return None
+        product = reader.product
+        factors.append(factor)
+    least, most = min(factors), max(factors)
+    if least <= 0 or most - least > GRADIENT_TOLERANCE * most:
         return None
-    wanted = reader.product_values * drop.read({drop.source.name: array})
-    if reader.product is None or not wanted.any():
-        return None
-    factor = float((found * wanted).sum() / (wanted * wanted).sum())
-    if np.max(abs(found - factor * wanted)) > GRADIENT_TOLERANCE * np.max(abs(found)):
-        return None
-    return replace(source, name=reader.product), factor
+    return replace(source, name=product), least
 
 
 class _Reader:

@@ -39,6 +39,7 @@ LEAST_OF_LIBRARY = 8 << 20
 host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
 
 NO_FORM = "no kernel has its form (docs/attention.md)"
+NO_GRADIENT = "our kernels have no gradient beside numbers that are added to scores"
 NOT_MEASURED = "no such kernel was measured on this GPU"
 
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
@@ -237,8 +238,9 @@ class Search:
             factor=factor,
         )
         fits = CALLS_LIBRARY and self.fits_library(attention, added)
-        own = self.give_tiles(attention, added, than_library=fits)
-        return own or (attention if fits else None)
+        if own := self.give_tiles(attention, added, than_library=fits):
+            return own
+        return attention if fits and not self.is_dear(attention, added) else None
 
     def fits_library(self, attention: Attention, added: Source | None) -> bool:
         """Has cuDNN such a kernel?  added: the mask or bias."""
@@ -267,8 +269,14 @@ class Search:
         self, attention: Attention, added: Source | None, *, than_library: bool
     ) -> Attention | None:
         """For our own kernels, if they are faster than the plain ops, and than the library where that is asked."""
-        if added and not attention.mask_as_bias and self.graph[added.name].dtype not in _OF_TILES:
-            return None
+        if added and not attention.mask_as_bias:
+            if (
+                attention.gradients
+            ):  # a row that it leaves out as a whole has no statistics in one f32
+                self.why = NO_GRADIENT
+                return None
+            if self.graph[added.name].dtype not in _OF_TILES:
+                return None
         found = replace(attention, tiles=_choose_precision(attention))
         if attention.mask_as_bias and attention.gradients:
             if attention.softmax.drop:
@@ -284,6 +292,15 @@ class Search:
             return found
         self.why = str(projection) if projection else NOT_MEASURED
         return None
+
+    def is_dear(self, attention: Attention, added: Source | None) -> bool:
+        """Are the plain ops projected to be faster than the library's calls?"""
+        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph, added)
+        projection = project(shape, self.gpu, gradient=bool(attention.gradients))
+        if projection is None or projection.library_us <= projection.plain_us:
+            return False
+        self.why = f"{projection}, and {projection.library_us:.0f} us of cuDNN's"
+        return True
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""

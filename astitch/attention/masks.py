@@ -18,7 +18,7 @@ from astitch.graph.ir import ArrayType, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 
 LEAVES_OUT = -1e8
-"""A number that, added to a score, leaves it out: no score of 16 bits in practice comes near."""
+"""A number that, added to a score, leaves it out: no score in practice comes near."""
 
 MOST_STEPS = 12
 """Ops from a condition to the number that it is added as."""

@@ -23,6 +23,9 @@ LOG2_E = math.log2(math.e)
 LEAST_EXTENT = 16
 """The least extent of a factor of a product."""
 
+LEAST_BIAS = -1e38
+"""The least number that is added to a score, but for minus infinity: times log2(e) it is finite."""
+
 LOWEST = -(2.0**100)
 """What a score is that a condition leaves out.  A row of such scores alone has equal probabilities."""
 
@@ -83,6 +86,11 @@ class AttentionShape:
     def has_conditions(self) -> bool:
         """Does the bias name the scores that are kept?"""
         return self.bias is not None and self.bias.dtype is DType.PRED
+
+    @property
+    def has_numbers(self) -> bool:
+        """Is the bias added to the scores?"""
+        return self.bias is not None and self.bias.dtype is not DType.PRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class _Kernel:
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
             base = new
-            if s.window:  # a tile may have no score of a row
+            if s.window or s.has_numbers:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = b.exp2(scores - base.column()), b.exp2(most - base)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
@@ -215,6 +223,8 @@ class _Kernel:
             bias, drop = self._load_arrays(_GRADIENT, batch, head, rows, columns, turned=True)
             places = rows.row(), columns.column()
             p, bent = self._probabilities(k, q, bias, statistics.row(), *places)
+            if s.queries % t.queries:  # rows behind the last have no statistics
+                p = b.select(rows.row() < s.queries, p, 0.0)
             dv = self._multiply(self._drop(p, drop), do, dv)
             ds = p * (self._drop(self._multiply(v, b.transpose(do)), drop) - delta.row())
             return self._multiply(self._stop(ds, bias, bent), q, dk), dv
@@ -273,7 +283,9 @@ class _Kernel:
         if bias is not None and s.has_conditions:
             scores = b.select(bias, scores, LOWEST)
         elif bias is not None:
-            scores = scores + b.convert(bias, DType.F32) * LOG2_E
+            wide = b.convert(bias, DType.F32)
+            low = b.select(wide.same(-math.inf), wide, LEAST_BIAS)
+            scores = scores + b.select(wide <= LEAST_BIAS, low, wide) * LOG2_E
         return scores, bent
 
     def _probabilities(

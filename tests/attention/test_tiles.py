@@ -88,11 +88,24 @@ def run_as_xla(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return emulated_xla.run_module(exported.hlo, [given[name] for name in exported.operands])
 
 
-def check_both(
+def check_forward(
     function: Callable[..., Any], arrays: list[np.ndarray], *, tolerance: float = 3e-3
 ) -> Graph:
+    """As check_both, but the gradient stays as it is: numbers are added to scores."""
+    graph, fused = fuse(make_gradient(function), arrays)
+    assert str(graph) == str(fused)
+    return check_both(function, arrays, tolerance=tolerance, gradient=False)
+
+
+def check_both(
+    function: Callable[..., Any],
+    arrays: list[np.ndarray],
+    *,
+    tolerance: float = 3e-3,
+    gradient: bool = True,
+) -> Graph:
     """A function and its gradient have no product left; the ops and their kernels compute the same."""
-    for which, count in ((function, 1), (make_gradient(function), 2)):
+    for which, count in ((function, 1), (make_gradient(function), 2))[: 1 + gradient]:
         graph, fused = fuse(which, arrays)
         assert [a.tiles != "" for a in list_attention(fused)] == [True] * count
         assert not any(node.op == "dot" for node in fused)
@@ -134,7 +147,8 @@ def test_heads_share_keys(name: str) -> None:
 def test_masks_and_biases_that_are_given(name: str) -> None:
     function, given = GIVEN[name]
     array = given if given.dtype == np.bool_ else given.astype(F32)
-    fused = check_both(function, [*draw(), array])
+    check = check_forward if name == "bias" else check_both
+    fused = check(function, [*draw(), array])
     (node,) = (node for node in fused if node.op == "attention")
     bias = fused[node.operands[3]]
     # Nothing is repeated.
@@ -162,7 +176,28 @@ def test_a_mask_in_f16() -> None:
 
 @pytest.mark.parametrize("name", sorted(ADDED_IN_F32))
 def test_a_bias_in_f32_beside_16_bits(name: str) -> None:
-    check_both(OTHERS[name], draw(BF16), tolerance=2e-2)
+    check_forward(OTHERS[name], draw(BF16), tolerance=2e-2)
+
+
+LOWEST = [-1e9, float(np.finfo(np.float32).min), -np.inf]
+
+
+@pytest.mark.parametrize("lowest", LOWEST)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_numbers_that_leave_scores_out(lowest: float, side: str) -> None:
+    """More of them than a tile has, on either side; with finite ones also a row without any other score."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, 160, 4, 16)).astype(F32) for _ in range(3))
+    bias = np.zeros((2, 1, 1, 160), F32)
+    bias[0, ..., slice(0, 100) if side == "left" else slice(100, 160)] = lowest
+    if np.isfinite(lowest):
+        bias[1] = lowest
+
+    def biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        p = by_hand(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + bias)
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+    check_forward(biased, [q, k, v, bias])
 
 
 def by_exponentials(x: Any) -> Any:
@@ -240,7 +275,7 @@ def test_dropout_beside_a_bias_and_in_front_of_the_softmax() -> None:
     def biased(s: Any, bias: Any, kept: Any) -> Any:
         return jnp.where(kept, jax.nn.softmax(s + bias, -1) / 0.8, 0)
 
-    check_both(attend(biased), [*draw(), BIAS.astype(F32), KEPT])
+    check_forward(attend(biased), [*draw(), BIAS.astype(F32), KEPT])
     # Scores that are dropped out before the softmax are no dropout of probabilities.
     graph, fused = fuse(
         attend(lambda s, kept: jax.nn.softmax(jnp.where(kept, s / 0.8, 0), -1)), [*draw(), KEPT]
@@ -265,7 +300,7 @@ def test_a_bias_beside_a_causal_mask() -> None:
         seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
         return by_hand(jnp.where(seen, s + bias, -1e9))
 
-    check_both(attend(biased), [*draw(), BIAS.astype(F32)])
+    check_forward(attend(biased), [*draw(), BIAS.astype(F32)])
 
 
 def test_a_mask_beside_a_bias_stays() -> None:

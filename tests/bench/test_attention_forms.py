@@ -28,13 +28,16 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "WORDS", 48)
     monkeypatch.setattr(find, "LEAST_SCORES", 1)
     monkeypatch.setattr(find, "LEAST_OF_LIBRARY", 1)
-    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0, 0.5))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
 def test_formulas_are_attention(form: Form) -> None:
     arrays = make_arguments(form)
-    _, fused = fuse(attend(form), arrays)
+    graph, fused = fuse(attend(form), arrays)
+    if form.dtype == "f32" and form.mask == "bias" and form.gradient:
+        assert str(graph) == str(fused)
+        return
     assert [op for op, _ in list_attention(fused)][: 1 + form.gradient] == [
         "attention",
         "attention-gradient",

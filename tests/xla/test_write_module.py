@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, TupleType
+from astitch.hlo.mlir_text import quote
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.program.steps import KernelStep
 from astitch.show.compilation import Compilation
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, prepare_kernels
-from astitch.xla.write_module import TARGET, _quote, export_program, write_backend_config
+from astitch.xla.write_module import TARGET, export_program, write_backend_config
 from tests.emulated_xla import (
     CASES,
     H100,
@@ -150,6 +151,6 @@ def test_the_module_is_stablehlo_with_one_function_for_xla(meeting: Compilation)
 
 
 def test_a_string_for_mlir_has_printable_ascii_only() -> None:
-    quoted = _quote('a "b"\\\n\t~é\x7f'.encode())
+    quoted = quote('a "b"\\\n\t~é\x7f'.encode())
     assert quoted == '"a \\22b\\22\\5c\\0a\\09~\\c3\\a9\\7f"'
-    assert _quote(b"\x7fELF\0") == '"\\7f\\45\\4c\\46\\00"'
+    assert quote(b"\x7fELF\0") == '"\\7f\\45\\4c\\46\\00"'

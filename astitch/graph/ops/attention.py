@@ -133,6 +133,15 @@ def _split_off_drop(
     return rest[:-1], a.gain * rest[-1].astype(np.float64)
 
 
+def _softmax(scores: Array) -> tuple[Array, Array]:
+    """(probabilities, logarithm of each row's sum).  The maximum may be so large that it absorbs the logarithm."""
+    most = scores.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # a row of minus infinities has no probabilities
+        p = np.exp(scores - most)
+    total = p.sum(-1, keepdims=True)
+    return p / total, (most + np.log(total))[..., 0]
+
+
 def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
@@ -143,8 +152,8 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     )
     bias, drop = _split_off_drop(operands[3:], a)
     scores = _scores(q, k, bias, a)
-    statistics = np.logaddexp.reduce(scores, axis=-1)
-    o = np.einsum("bnts,bnsf->bntf", drop * np.exp(scores - statistics[..., None]), v)
+    p, statistics = _softmax(scores)
+    o = np.einsum("bnts,bnsf->bntf", drop * p, v)
     for array in bias:
         if array.dtype == np.bool_:
             kept = np.broadcast_to(array, scores.shape).any(-1)
@@ -164,7 +173,7 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     )
     bias, drop = _split_off_drop(operands[6:], a)
     scores = _scores(q, k, bias, a)
-    p = np.exp(scores - np.logaddexp.reduce(scores, axis=-1)[..., None])
+    p, _ = _softmax(scores)
     dp = drop * np.einsum("bntf,bnsf->bnts", do, v)
     ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
     if a.cap:
