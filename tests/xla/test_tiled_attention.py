@@ -14,10 +14,12 @@ import pytest
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
+import astitch
 from astitch.attention import find
 from astitch.attention.choose import Projection
+from astitch.faults import FaultWarning
 from astitch.hlo.tiled_attention import TRITON
-from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
+from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 from tests.attention.spellings import OTHERS, dropped
 from tests.hook_evaluation import stitch_through_hook
 
@@ -158,3 +160,15 @@ def check(function: Callable[..., Any], arguments: list[Any], calls: int) -> Non
     for one, other in zip(found, jax.tree.leaves(function(*arguments)), strict=True):
         distance = np.linalg.norm(one - np.asarray(other))
         assert distance <= 5e-3 * np.linalg.norm(other)
+
+
+def test_what_xla_refuses_it_compiles_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that is no Triton IR stands for what a version of XLA does not take."""
+    monkeypatch.setattr("astitch.hlo.tiled_attention.write_triton_ir", lambda program: "no module")
+    arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
+    with (
+        astitch.enabled(gpu=GPU),
+        pytest.warns(FaultWarning, match="attention of .* stays as it is"),
+    ):
+        compiled = compile_ahead(attend, *arrays)
+    assert TRITON not in compiled.as_text()
