@@ -368,3 +368,24 @@ def test_what_stays_is_named(
     assert fuse_attention(graph, GPU, left=left) is graph
     (line,) = left
     assert why in line and line.startswith("%") and line[1:].split(":")[0] in graph.nodes
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [lambda g, d: jnp.where(d != 0, g, 0), lambda g, d: g * d * d, lambda g, d: clip(g) * d],
+    ids=["straight through", "twice", "clipped"],
+)
+def test_another_gradient_behind_dropout_stays(backward: Callable[..., Any]) -> None:
+    @jax.custom_vjp
+    def drop(p: Any, d: Any) -> Any:
+        return p * d
+
+    drop.defvjp(lambda p, d: (p * d, d), lambda d, g: (backward(g, d), jnp.zeros_like(d)))
+    kept = np.where(KEPT, np.float32(1.25), np.float32(0))
+    function = make_gradient(attend(lambda s, d: drop(jax.nn.softmax(s, -1), d)))
+    graph, fused = fuse(function, [*draw(), kept])
+    assert str(graph) == str(fused)
+
+
+def clip(x: Any) -> Any:
+    return jnp.clip(x, -10, 10)
