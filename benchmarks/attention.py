@@ -255,16 +255,16 @@ def make_runner(
 def own_kernels() -> Iterator[None]:
     """Within the block, attention is given to our own kernels wherever there are some."""
 
-    def prefer(*given: Any, **named: Any) -> Projection | None:
-        return project(*given, **named) and Projection(0.0, 1.0)
+    def prefer(*given: Any, **named: Any) -> Projection:
+        return Projection(0.0 if project(*given, **named) else math.inf, 1.0)
 
-    project, prefers, kept = find.project, find.CALLS_LIBRARY, os.environ.get(CACHE)
+    project, kept = find.project, os.environ.get(CACHE)
     with TemporaryDirectory() as folder:  # the cache has what was chosen before
         try:
-            find.project, find.CALLS_LIBRARY, os.environ[CACHE] = prefer, False, folder
+            find.project, os.environ[CACHE] = prefer, folder
             yield
         finally:
-            find.project, find.CALLS_LIBRARY = project, prefers
+            find.project = project
             os.environ.pop(CACHE)
             if kept is not None:
                 os.environ[CACHE] = kept

@@ -61,13 +61,6 @@ class Projection:
     plain_us: float
     library_us: float = math.inf
 
-    def __str__(self) -> str:
-        return f"{self.plain_us:.0f} us are projected, and {self.tiles_us:.0f} us of kernels of attention"
-
-    def is_faster(self, *, than_library: bool) -> bool:
-        """Are our own kernels faster than the plain ops, and than cuDNN's calls where these are?"""
-        return self.tiles_us < min(self.plain_us, self.library_us if than_library else math.inf)
-
 
 def project(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> Projection | None:
     """None where nothing was measured of such kernels.  gradient: with the forward pass."""

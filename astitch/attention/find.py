@@ -45,9 +45,6 @@ NOT_MEASURED = "no such kernel was measured on this GPU"
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
 """The features that cuDNN's kernels take."""
 
-CALLS_LIBRARY = True
-"""May cuDNN be called?  Benchmarks and tests of our own kernels say no."""
-
 AMPERE, HOPPER = 80, 90
 """The compute capabilities from which cuDNN has these kernels, and has them for more features."""
 
@@ -237,10 +234,31 @@ class Search:
             given=given,
             factor=factor,
         )
-        fits = CALLS_LIBRARY and self.fits_library(attention, added)
-        if own := self.give_tiles(attention, added, than_library=fits):
-            return own
-        return attention if fits and not self.is_dear(attention, added) else None
+        return self.choose(attention, added)
+
+    def choose(self, attention: Attention, added: Source | None) -> Attention | None:
+        """As our own kernels or the library have it; None where the plain ops are projected to take the least time.
+
+        added: the mask or bias.
+        """
+        own = self.prepare_for_tiles(attention, added)
+        library = attention if self.fits_library(attention, added) else None
+        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph, added)
+        projection = project(shape, self.gpu, gradient=bool(attention.gradients))
+        if projection is None:
+            if own:
+                self.why = NOT_MEASURED
+            return library
+        known = [(projection.tiles_us, own), (projection.library_us, library)]
+        found = [(us, form) for us, form in known if form]
+        if not found:
+            return None
+        us, chosen = min(found, key=lambda pair: pair[0])
+        if us < projection.plain_us:
+            return chosen
+        plain = f"{projection.plain_us:.0f} us are projected"
+        self.why = f"{plain}, and {us:.0f} us of kernels of attention"
+        return None
 
     def fits_library(self, attention: Attention, added: Source | None) -> bool:
         """Has cuDNN such a kernel?  added: the mask or bias."""
@@ -265,42 +283,22 @@ class Search:
             return False
         return attention.mask_as_bias or find_repeated(rows, added)[0].dtype is narrow
 
-    def give_tiles(
-        self, attention: Attention, added: Source | None, *, than_library: bool
-    ) -> Attention | None:
-        """For our own kernels, if they are faster than the plain ops, and than the library where that is asked."""
+    def prepare_for_tiles(self, attention: Attention, added: Source | None) -> Attention | None:
+        """As our own kernels have it; None where they lack its form."""
         if added and not attention.mask_as_bias:
-            if (
-                attention.gradients
-            ):  # a row that it leaves out as a whole has no statistics in one f32
+            if attention.gradients:  # one f32 a row is too little where all of it is left out
                 self.why = NO_GRADIENT
                 return None
             if self.graph[added.name].dtype not in _OF_TILES:
                 return None
         found = replace(attention, tiles=_choose_precision(attention))
-        if attention.mask_as_bias and attention.gradients:
-            if attention.softmax.drop:
-                return None
-            value, masks = attention.gradients[0].value, self.masks.find(attention.rows)
-            passes = passes_masks(attention.rows, value, attention.softmax, attention.factor, masks)
-            if passes is None:
-                return None
-            found = replace(found, through_masks=passes)
-        shape = _describe(found, self.graph, added)
-        projection = project(shape, self.gpu, gradient=bool(attention.gradients))
-        if projection and projection.is_faster(than_library=than_library):
+        if not (attention.mask_as_bias and attention.gradients):
             return found
-        self.why = str(projection) if projection else NOT_MEASURED
-        return None
-
-    def is_dear(self, attention: Attention, added: Source | None) -> bool:
-        """Are the plain ops projected to be faster than the library's calls?"""
-        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph, added)
-        projection = project(shape, self.gpu, gradient=bool(attention.gradients))
-        if projection is None or projection.library_us <= projection.plain_us:
-            return False
-        self.why = f"{projection}, and {projection.library_us:.0f} us of cuDNN's"
-        return True
+        if attention.softmax.drop:
+            return None
+        value, masks = attention.gradients[0].value, self.masks.find(attention.rows)
+        passes = passes_masks(attention.rows, value, attention.softmax, attention.factor, masks)
+        return None if passes is None else replace(found, through_masks=passes)
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""

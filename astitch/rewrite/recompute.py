@@ -63,7 +63,7 @@ keep what they read.  A Transformer's training step of 5,500 ops takes a fifth o
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about; what
-    lives long counts twice."""
+    lives long counts twice, and single numbers nothing."""
 
     stage: int
     names: tuple[str, ...]
@@ -72,10 +72,8 @@ class Recomputed:
     def __str__(self) -> str:
         shown = ", ".join(f"%{name}" for name in self.names[:8])
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
-        return (
-            f"stage {self.stage} computes {shown}{more} again, which saves {self.saved_bytes} B of "
-            "traffic"
-        )
+        saved = f", which saves {self.saved_bytes} B of traffic" if self.saved_bytes else ""
+        return f"stage {self.stage} computes {shown}{more} again{saved}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,19 +316,19 @@ def _choose_numbers(traffic: _Traffic, stage: int, names: frozenset[str]) -> fro
     read = {o for name in names for o in graph[name].operands} | traffic.read_by[stage]
     chosen: set[str] = set()
     for name in read - names:
-        ops, pending, known = set[str](), [name], True
-        while pending and known:
-            number = pending.pop()
-            if number in ops or is_embedded(graph, number):
+        ops, pending, is_near = set[str](), [name], True
+        while pending and is_near:
+            value = pending.pop()
+            if value in ops or is_embedded(graph, value):
                 continue
-            if traffic.in_memory(number):
-                known = stored_value(graph, number) not in traffic.lost
+            if traffic.in_memory(value):
+                is_near = stored_value(graph, value) not in traffic.lost
                 continue
-            ops.add(number)
-            pending += graph[number].operands
-            is_number = array_of(graph[number]).size == 1 or is_uniform(graph, number)
-            known = is_number and traffic.may_repeat(number) and len(ops) <= MOST_OPS_OF_NUMBERS
-        if known:
+            ops.add(value)
+            pending += graph[value].operands
+            is_number = array_of(graph[value]).size == 1 or is_uniform(graph, value)
+            is_near = is_number and traffic.may_repeat(value) and len(ops) <= MOST_OPS_OF_NUMBERS
+        if is_near:
             chosen |= ops
     return frozenset(chosen)
 

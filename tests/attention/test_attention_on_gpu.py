@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LEAST_SCORES", 1)
     monkeypatch.setattr(find, "LEAST_OF_LIBRARY", 1)
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(inf, 1.0, 0.0))
 
 
 def draw(dtype: Any, *given: np.ndarray) -> list[np.ndarray]:
@@ -105,7 +107,6 @@ HOPPER = 90
 @pytest.fixture
 def _own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))  # others keep calls of cuDNN there
-    monkeypatch.setattr(find, "CALLS_LIBRARY", False)
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
     if target_gpu().compute_capability != HOPPER:
         pytest.skip("our own kernels are for Hopper")

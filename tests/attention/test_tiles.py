@@ -54,7 +54,6 @@ CAPPED = "capped"
 @pytest.fixture(autouse=True)
 def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "LEAST_SCORES", 1)
-    monkeypatch.setattr(find, "CALLS_LIBRARY", False)
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
 
 

@@ -148,7 +148,10 @@ def test_results_are_those_of_jax(name: str) -> None:
 def test_layers_in_a_scan() -> None:
     """The forward loop has a call, the backward loop two and the forward pass again."""
     random = np.random.default_rng(0)
-    draw = lambda *shape: (random.standard_normal(shape) / 4).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return (random.standard_normal(shape) / 4).astype(np.float32)
+
     weights = {"in": draw(3, 32, 96), "out": draw(3, 32, 32)}
     check(jax.grad(sum_of_squares(layers)), [weights, draw(2, 20, 32)], 4)
 
