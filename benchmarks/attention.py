@@ -36,6 +36,9 @@ BATCHES, BUDGET_S = 9, 2.0
 WORDS = 16384
 """Positions of all batches together; so much work has each row."""
 
+CAP, KEPT = 30.0, 0.9
+"""The bound of capped scores, and the share of weights that dropout keeps."""
+
 MOST_SCORES = 1 << 31
 """Beyond that the plain formula is not run: its scores alone are 4 GB."""
 
@@ -45,7 +48,10 @@ MOST_EXACT = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One attention.  mask: none, causal, window, padding, bias.  groups: heads of k and v; fewer share."""
+    """One attention.
+
+    mask: none, causal, window, padding, bias, dropout, cap.  groups: heads of k and v; fewer share.
+    """
 
     length: int
     features: int
@@ -91,7 +97,7 @@ def list_forms() -> Iterator[Form]:
         for features, dtype in ((128, "bf16"), (80, "bf16"), (256, "bf16"), (64, "f16")):
             yield Form(1024, features, dtype, "causal", gradient=gradient)
         yield Form(2048, 128, "bf16", "causal", groups=4, gradient=gradient)
-        for mask in ("window", "padding", "bias"):
+        for mask in ("window", "padding", "bias", "dropout", "cap"):
             yield Form(1024, 64, "bf16", mask, gradient=gradient)
     for length, mask in itertools.product((256, 512, 1024, 4096), ("none", "causal")):
         for gradient in (False, True):
@@ -100,12 +106,14 @@ def list_forms() -> Iterator[Form]:
         for features, mask in ((32, "causal"), (80, "causal"), (128, "causal"), (128, "none")):
             yield Form(1024, features, "f32", mask, gradient=gradient)
         yield Form(1024, 64, "f32", "causal", groups=4, gradient=gradient)
-        for mask in ("window", "padding", "bias"):
+        for mask in ("window", "padding", "bias", "dropout", "cap"):
             yield Form(1024, 64, "f32", mask, gradient=gradient)
+        for dtype in ("bf16", "f32"):
+            yield Form(128, 64, dtype, "dropout", gradient=gradient)
 
 
 def attend(form: Form) -> Callable[..., Any]:
-    """The plain formula of q, k, v [batch, positions, heads, features] and an array for padding or bias."""
+    """The plain formula of q, k, v [batch, positions, heads, features] and an array for padding, bias or dropout."""
 
     def attention(q: Any, k: Any, v: Any, *given: Any) -> Any:
         wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -120,7 +128,14 @@ def attend(form: Form) -> Callable[..., Any]:
             scores = jnp.where(given[0][:, None, None, :], scores, -1e9)
         if form.mask == "bias":
             scores = scores + given[0].astype(wide)
-        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1).astype(q.dtype), v)
+        if form.mask == "cap":
+            scores = CAP * jnp.tanh(scores / CAP)
+        weights = jax.nn.softmax(scores, -1)
+        if form.mask == "dropout":
+            key = jax.random.wrap_key_data(given[0])
+            kept = jax.random.bernoulli(key, np.float32(KEPT), weights.shape)
+            weights = jnp.where(kept, weights / KEPT, 0)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(q.dtype), v)
 
     return differentiate(attention) if form.gradient else attention
 
@@ -148,6 +163,8 @@ def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any
             named["mask"] = given[0][:, None, None, :]
         if form.mask == "bias":
             named["bias"] = given[0]
+        if form.mask in ("dropout", "cap"):
+            raise NotImplementedError(f"JAX's call has no {form.mask}")
         return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **named)
 
     return differentiate(attention) if form.gradient else attention
@@ -168,6 +185,8 @@ def make_arguments(form: Form) -> list[np.ndarray]:
     if form.mask == "bias":
         shape = (1, form.heads, form.length, form.length)
         arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
+    if form.mask == "dropout":
+        arrays.append(np.array([0, 3], np.uint32))  # a key
     return arrays
 
 
@@ -184,6 +203,8 @@ def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
         return placed.to(dtypes[form.dtype])
 
+    if form.mask == "cap":
+        raise NotImplementedError("torch's call has no cap")
     q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
     named: dict[str, Any] = {"is_causal": form.mask == "causal"}
     if form.mask == "window":
@@ -193,6 +214,8 @@ def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         named["attn_mask"] = move(arrays[3])[:, None, None, :]
     if form.mask == "bias":
         named["attn_mask"] = move(arrays[3])
+    if form.mask == "dropout":
+        named["dropout_p"] = 1 - KEPT
     if form.groups != form.heads:
         named["enable_gqa"] = True
     leaves = [x.detach().requires_grad_(form.gradient) for x in (q, k, v)]
@@ -275,7 +298,7 @@ CACHE = "ASTITCH_CACHE_DIR"
 
 def evaluate_exactly(form: Form, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     with jax.enable_x64(True), astitch.disabled():
-        wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+        wide = [a if a.dtype in (np.bool_, np.uint32) else a.astype(np.float64) for a in arrays]
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(attend(form))(*wide))]
 
 

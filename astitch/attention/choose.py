@@ -14,8 +14,11 @@ from astitch.device.gpu import Gpu
 from astitch.tile.attention import AttentionShape, Tiling
 from astitch.tile.rates import count_scores, project_us
 
-FORWARD_PASSES, GRADIENT_PASSES = 3.8, 6.2
-"""How often the plain ops read or write all scores; measured of XLA on an H100, 2026-11-26, at the speed of a copy."""
+FORWARD_PASSES, GRADIENT_PASSES = 3.5, 5.9
+"""How often the plain ops read or write all scores; measured on an H100, 2026-11-26, at the speed of a copy."""
+
+FORWARD_ARRAYS, GRADIENT_ARRAYS = 12, 14
+"""How often they read or write an array as large as q: the products want them transposed."""
 
 PLAIN_LAUNCH_US = 3.0
 """What each of the plain kernels takes beyond that: three forward, six more for the gradient."""
@@ -77,7 +80,8 @@ def project(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> Projection | 
 def project_plain_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float:
     scores = shape.batch * shape.heads * shape.queries * shape.keys
     passes = FORWARD_PASSES + (GRADIENT_PASSES if gradient else 0)
-    moved = passes * scores * shape.q.dtype.bytes
+    arrays = FORWARD_ARRAYS + (GRADIENT_ARRAYS if gradient else 0)
+    moved = (passes * scores + arrays * shape.q.size) * shape.q.dtype.bytes
     wide = shape.q.dtype.bytes > 2
     tflops = TF32_TFLOPS if wide else NARROW_TFLOPS
     if wide and shape.precision == EXACT:

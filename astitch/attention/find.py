@@ -366,7 +366,7 @@ def _describe(attention: Attention, graph: Graph, added: Source | None) -> Atten
             for label in (split.positions, split.keys)
         )
         size = count_added(attention.rows, split, labels)
-        return Layout(DType.F32, size, (0, 0, by_row, by_column), 0)
+        return Layout(graph[source.name].dtype, size, (0, 0, by_row, by_column), 0)
 
     drop = attention.softmax.drop
     return AttentionShape(

@@ -30,6 +30,9 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
 
+MOST_DERIVED = 16
+"""Ops between a source and those that it is computed from."""
+
 MOST_OPS = 256
 """Ops after which a search ends: the functions between two products of attention have far fewer."""
 
@@ -40,6 +43,9 @@ LEFT_OUT = -1e9
 """A number that, added to a score, leaves it out."""
 
 _REDUCERS: Mapping[str, np.ufunc] = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
+
+_LINEAR = frozenset(("add", "subtract", "multiply", "divide", "negate", "convert"))
+"""What may stand between sources.  Comparisons may not: they are not exposed by what is drawn for their operands."""
 
 Label = tuple[int, ...]
 """The parts of a dimension by their numbers, outer ones first.  A dimension of extent 1 has none."""
@@ -130,9 +136,11 @@ class RowFunctions:
         self.aliases: dict[str, str] = {}  # what repeats an array as another source does
         self._repeated: dict[tuple[str, tuple[Label, ...]], str] = {}
         self.reads: dict[str, frozenset[str]] = {product.name: frozenset()}
+        self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
         self._gain = 1.0
         self._find(order)
+        self._derive_sources(order)
 
     # ---- which ops they are
 
@@ -157,6 +165,43 @@ class RowFunctions:
                 if user not in seen:
                     seen.add(user)
                     heapq.heappush(queue, (order[user], user))
+
+    def _derive_sources(self, order: Mapping[str, int]) -> None:
+        """Of sources that are sums or multiples of other sources, only these are left: a number that rows are
+        multiplied by may stand in front of some of their readers, and behind others."""
+        aliased = set(self.aliases.values())
+        read: dict[str, frozenset[str]] = {}
+        for name in sorted(self.sources, key=lambda name: order[name]):
+            derived = None if name in aliased else self._read_derived(name)
+            if derived is None:
+                continue
+            ops, read[name] = derived
+            self._derived |= ops
+            del self.sources[name]
+        for name, sources in self.reads.items():
+            leaves = [read.get(source, frozenset((source,))) for source in sources]
+            self.reads[name] = frozenset().union(*leaves)
+
+    def _read_derived(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, the sources that they read), of a source that can be computed from others."""
+        labels = tuple(map(self.parts.resolve, self.sources[name].labels))
+        ops, read, pending = set[str](), set[str](), [name]
+        while pending:
+            node = self.graph[pending.pop()]
+            if node.op not in _LINEAR or not node.dtype.is_float or node.dtype.bytes < 2:
+                return None
+            ops.add(node.name)
+            if len(ops) > MOST_DERIVED:
+                return None
+            for operand in node.operands:
+                source = self.sources.get(self.aliases.get(operand, operand))
+                if source is not None and source.name != name:
+                    if tuple(map(self.parts.resolve, source.labels)) != labels:
+                        return None
+                    read.add(source.name)
+                elif read_scalar(self.graph, operand) is None and operand not in ops:
+                    pending.append(operand)
+        return (ops, frozenset(read)) if read else None
 
     def _label(self, node: Node) -> tuple[Label | None, ...]:
         """The parts of each dimension of what an op computes.  Raises NotARow."""
@@ -317,7 +362,7 @@ class RowFunctions:
                 wanted.pop()
                 continue
             node = self.graph[current]
-            if current not in self.labels:
+            if current not in self.labels and current not in self._derived:
                 scalar = read_scalar(self.graph, current)
                 assert scalar is not None
                 known[current] = np.full((1, 1), scalar)

@@ -8,7 +8,7 @@ table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu, preset
 from astitch.graph.ir import DType
@@ -84,7 +84,7 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
         _rate(64, 64, 4, 3, 353), _rate(64, 64, 4, 3, 396), _rate(64, 64, 4, 3, 484)
     ),
     ("16 bits", 128, True): Rates(
-        _rate(64, 64, 4, 3, 210), _rate(64, 64, 4, 2, 280), _rate(64, 64, 4, 2, 237)
+        _rate(64, 64, 4, 3, 308), _rate(64, 64, 4, 2, 420), _rate(64, 64, 4, 2, 355)
     ),
     ("16 bits", 128, False): Rates(
         _rate(128, 64, 8, 3, 273), _rate(64, 64, 4, 2, 382), _rate(64, 64, 4, 2, 353)
@@ -99,11 +99,19 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
 """By (how products are computed, features of a tile, whether a band is)."""
 
 WITH_BIAS = Tiling(64, 32, 4, 2)
-"""The tiling where a bias, or what probabilities are multiplied by, has an element for each score: its tiles lie in
-shared memory too, beside all others."""
+"""The tiling where numbers have an element for each score: their tiles lie in shared memory too, beside all others."""
 
-RATE_WITH_BIAS, RATE_WITH_ROW, RATE_WITH_CAP = 0.5, 0.8, 0.5
-"""Of the rate without one; with a row or column of a bias or of conditions.  That of caps was not measured."""
+WIDEST_WITH_CONDITIONS = 64
+"""Features in f32 beyond which no room is left for tiles of conditions beside all others."""
+
+RATE_WITH_BIAS = 0.55
+"""Of the rate without one."""
+
+RATE_WITH_CONDITIONS: Mapping[bool, float] = {True: 0.82, False: 0.6}
+RATE_WITH_ROW: Mapping[bool, float] = {True: 0.93, False: 0.8}
+RATE_WITH_CAP: Mapping[bool, float] = {True: 0.73, False: 0.53}
+"""Of the rate without conditions that have an element for each score; a row or column of a bias or of conditions; a
+cap.  By: is it f32?"""
 
 
 def find_rates(shape: AttentionShape) -> Rates | None:
@@ -112,13 +120,23 @@ def find_rates(shape: AttentionShape) -> Rates | None:
     if rates is None:
         return None
     kernels = [rates.forward, rates.keys, rates.queries]
-    if any(0 not in array.strides[2:] for array in shape.arrays):
+    wide = shape.q.dtype is DType.F32
+    whole = [array for array in shape.arrays if 0 not in array.strides[2:]]
+    if any(array.dtype is not DType.PRED for array in whole):
         kernels = [Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels]
     elif shape.arrays:
-        kernels = [Rate(rate.tiling, RATE_WITH_ROW * rate.tflops) for rate in kernels]
+        share = (RATE_WITH_CONDITIONS if whole else RATE_WITH_ROW)[wide]
+        less = int(bool(whole) and wide and _width(shape) > WIDEST_WITH_CONDITIONS)
+        kernels = [Rate(_drop_stages(rate.tiling, less), share * rate.tflops) for rate in kernels]
     if shape.cap:
-        kernels = [Rate(rate.tiling, RATE_WITH_CAP * rate.tflops) for rate in kernels]
+        share = RATE_WITH_CAP[wide]
+        kernels = [Rate(rate.tiling, share * rate.tflops) for rate in kernels]
     return Rates(*kernels)
+
+
+def _drop_stages(tiling: Tiling, count: int) -> Tiling:
+    """With fewer tiles in flight."""
+    return replace(tiling, stages=max(1, tiling.stages - count))
 
 
 def _kind(shape: AttentionShape) -> str:

@@ -270,6 +270,30 @@ def test_dropout_by_random_bits_of_jax() -> None:
     check_both(dropped, draw(BF16), tolerance=2e-2)
 
 
+def test_dropout_with_a_factor_in_front_of_one_reader_alone() -> None:
+    """As XLA leaves the gradient behind its own rewrites: the sum over a row has the factor in another place."""
+    factor = 1 / 0.8
+
+    def gradients(q: Any, k: Any, v: Any, kept: Any, given: Any) -> Any:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+        raised = jnp.exp(scores - scores.max(-1, keepdims=True))
+        total = raised.sum(-1, keepdims=True)
+        dropped = jnp.where(kept, raised / total * factor, 0)
+        dp = jnp.where(kept, jnp.einsum("bqhd,bkhd->bhqk", given, v), 0)
+        mean = (dp * (factor / (total * total)) * raised).sum(-1, keepdims=True)
+        ds = (dp * factor / total - mean) * raised / 4
+        dq, dk = jnp.einsum("bhqk,bkhd->bqhd", ds, k), jnp.einsum("bhqk,bqhd->bkhd", ds, q)
+        o = jnp.einsum("bhqk,bkhd->bqhd", dropped, v)
+        return o, dq, dk, jnp.einsum("bhqk,bqhd->bkhd", dropped, given)
+
+    arrays = [*draw(), KEPT, draw()[0] + 1]
+    graph, fused = fuse(gradients, arrays)
+    assert [a.gain > 0 for a in list_attention(fused)] == [True, True]
+    assert not any(node.op == "dot" for node in fused)
+    for one, other in zip(run_graph(fused, arrays), run_graph(graph, arrays), strict=True):
+        compare(one, other, 3e-3)
+
+
 def test_dropout_beside_a_bias_and_in_front_of_the_softmax() -> None:
     def biased(s: Any, bias: Any, kept: Any) -> Any:
         return jnp.where(kept, jax.nn.softmax(s + bias, -1) / 0.8, 0)

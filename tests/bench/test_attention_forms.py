@@ -1,4 +1,4 @@
-"""The benchmark of attention: its formulas are JAX's own attention, and each is one op of attention."""
+"""The benchmark of attention: its formulas are JAX's own attention where that has them, and each is one op."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ def test_formulas_are_attention(form: Form) -> None:
         "attention",
         "attention-gradient",
     ][: 1 + form.gradient]
+    if form.mask in ("dropout", "cap"):
+        return  # JAX's own has neither
     wide = [a if a.dtype == np.bool_ else a.astype(np.float32) for a in arrays]
     found = jax.tree.leaves(jax.jit(attend(form))(*wide))
     expected = jax.tree.leaves(jax.jit(call_library(form, "xla"))(*wide))
