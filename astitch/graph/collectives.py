@@ -22,7 +22,7 @@ def communicates(node: Node) -> bool:
     return any(communicates(inner) for region in node.regions for inner in region)
 
 
-COMBINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+COMBINED = frozenset({"all-gather", "all-reduce", "collective-permute", "reduce-scatter"})
 """Collectives of which XLA's combiners make one."""
 
 COMBINED_BYTES = 30 << 20
@@ -37,7 +37,7 @@ def find_combined(graph: Graph) -> list[list[str]]:
     """
     names = [node.name for node in graph if communicates(node)]
     before = _find_before(graph, names)
-    waiting = {name: kin for name in names if (kin := _kin(graph[name]))}
+    waiting = {name: kin for name in names if (kin := _kin(graph, graph[name]))}
     groups = [[name] for name in names if name not in waiting]
     while waiting:
         first = next(iter(waiting))
@@ -67,11 +67,22 @@ def _find_before(graph: Graph, names: Sequence[str]) -> dict[str, int]:
     return before
 
 
-def _kin(node: Node) -> str:
-    """XLA combines no collective of several arrays."""
+def _kin(graph: Graph, node: Node) -> str:
+    """XLA combines no collective of several arrays.  Of an all-reduce it may make a reduce-scatter before."""
     if not isinstance(node.attrs, OpaqueAttrs) or not isinstance(node.type, ArrayType):
         return ""
-    return node.attrs.kin
+    scattered = node.attrs.opcode == "all-reduce" and _is_sliced(graph, node.name)
+    return node.attrs.kin and node.attrs.kin + " scattered" * scattered
+
+
+def _is_sliced(graph: Graph, name: str) -> bool:
+    """Does a device read only its own part of a collective's result?"""
+    while is_read_once(graph, name):
+        reader = graph[graph.users[name][0]]
+        if not OPS[reader.op].is_view and not OPS[reader.op].is_conversion:
+            return isinstance(reader.attrs, DynamicSliceAttrs) and name == reader.operands[0]
+        name = reader.name
+    return False
 
 
 def _bytes(node: Node) -> int:

@@ -25,6 +25,7 @@ from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
 from astitch.hlo import schema
+from astitch.hlo.device_groups import read_groups
 from astitch.hlo.host_memory import InstructionKey, find_host_memory
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import where_of
@@ -146,7 +147,7 @@ _CHANNEL_ID = 26
 def find_kin(instruction: Any, called: Sequence[Any]) -> str:
     """What two collectives must have in common so that XLA's combiners make one of them; "" for other instructions.
 
-    These are opcode, element type, reduction and the groups of devices.  instruction: stripped.  called: the
+    These are opcode, reduction with its element type, and the groups of devices.  instruction: stripped.  called: the
     computations that it calls.  Fields without a name in hlo/schema.py say which devices take part.
     """
     opcode = decode(instruction.opcode)
@@ -155,11 +156,19 @@ def find_kin(instruction: Any, called: Sequence[Any]) -> str:
     reductions = [[decode(i.opcode) for i in computation.instructions] for computation in called]
     if any(len(opcodes) != _LEAST_REDUCTION for opcodes in reductions):
         return ""
-    fields = sorted(
-        (u.field_number, "" if u.field_number == _CHANNEL_ID else repr(_plain(u.data)))
-        for u in UnknownFieldSet(instruction)
-    )
-    return repr((opcode, instruction.shape.element_type, reductions, fields))
+    # XLA sends arrays of several types together, unless it adds them up.
+    reduced = instruction.shape.element_type if reductions else 0
+    fields = sorted(map(_show_field, UnknownFieldSet(instruction)))
+    return repr((opcode, reduced, reductions, fields))
+
+
+def _show_field(field: Any) -> str:
+    """A field without a name, the same for all spellings of a meaning that XLA's combiners know."""
+    number, data = field.field_number, field.data
+    if number == _CHANNEL_ID:
+        return f"{number}"
+    groups = read_groups(number, data) if isinstance(data, bytes) else None
+    return f"groups {groups}" if groups else f"{number} {_plain(data)}"
 
 
 _LEAST_REDUCTION = 3

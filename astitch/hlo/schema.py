@@ -97,6 +97,14 @@ _MESSAGES = {
     "StackFrameIndexProto": """
         file_names bytes* 1, function_names bytes* 2, file_locations FileLocation* 3,
         stack_frames StackFrame* 4""",
+    # Of fields that hlo/device_groups.py reads; instructions keep them as they are.
+    "ReplicaGroup": "replica_ids int64* 1",
+    "CollectiveDeviceListProto": "replica_groups ReplicaGroup* 1",
+    "MeshAxis": "name bytes 1, size int64 2",
+    "MeshProto": "axes MeshAxis* 1, device_ids int64* 2",
+    "SubAxis": "pre_size int64 1, size int64 2",
+    "AxisRefProto": "mesh_axis_index int64 1, sub_axis_info SubAxis 2",
+    "MeshAxesReplicaGroupListProto": "mesh MeshProto 1, axes AxisRefProto* 2",
     # A map of proto3 on the wire: its entries.
     "HloScheduleProto": "sequences ScheduledComputation* 1",
     "ScheduledComputation": "computation_id int64 1, sequence InstructionSequence 2",
@@ -159,6 +167,8 @@ HloInstructionProto = _CLASSES["HloInstructionProto"]
 ShapeProto = _CLASSES["ShapeProto"]
 LiteralProto = _CLASSES["LiteralProto"]
 CompileOptionsProto = _CLASSES["CompileOptionsProto"]
+CollectiveDeviceListProto = _CLASSES["CollectiveDeviceListProto"]
+MeshAxesReplicaGroupListProto = _CLASSES["MeshAxesReplicaGroupListProto"]
 
 
 def decode(text: bytes) -> str:

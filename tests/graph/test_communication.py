@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astitch.graph.collectives import COMBINED_BYTES, find_awaited, find_combined, find_joined
-from astitch.graph.ir import OpaqueAttrs
+from astitch.graph.ir import DynamicSliceAttrs, OpaqueAttrs
 from tests.graphs import GraphBuilder
 
 
@@ -91,6 +91,23 @@ def test_what_waits_for_one_of_the_group_begins_another():
     b = exchange(g, "all-reduce", g.op("tanh", "f32[8]", a), "b", "f32")
     c = exchange(g, "all-reduce", g.parameter("f32[8]"), "c", "f32")
     assert find_combined(g.build(b, c)) == [["a"], ["b", "c"]]
+
+
+def test_what_xla_scatters_is_not_combined_with_what_all_devices_read():
+    g = GraphBuilder()
+    sums = [exchange(g, "all-reduce", g.parameter("f32[8,4]"), f"sum.{i}", "f32") for i in range(4)]
+    start = (g.parameter("s32[]"), g.parameter("s32[]"))
+    attrs = DynamicSliceAttrs((2, 4))
+    parts = [g.op("dynamic-slice", "f32[2,4]", s, *start, attrs=attrs) for s in sums[1:3]]
+    flat = g.op("reshape", "f32[4,8]", sums[3])
+    parts.append(g.op("dynamic-slice", "f32[1,8]", flat, *start, attrs=DynamicSliceAttrs((1, 8))))
+    groups = find_combined(g.build(sums[0], *parts))
+    assert sorted(groups) == [["sum.0"], ["sum.1", "sum.2", "sum.3"]]
+    whole = g.op("tanh", "f32[8,4]", sums[1])
+    assert sorted(find_combined(g.build(sums[0], *parts, whole))) == [
+        ["sum.0", "sum.1"],
+        ["sum.2", "sum.3"],
+    ]
 
 
 @pytest.mark.parametrize("large", [COMBINED_BYTES // 4, COMBINED_BYTES // 4 + 1])

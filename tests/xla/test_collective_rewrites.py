@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astitch.graph.collectives import find_joined
+from astitch.graph.collectives import find_combined, find_joined
 from astitch.hlo_import import import_from_compiler
 from astitch.xla.hook import read_module
 from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
@@ -126,3 +126,87 @@ def test_xla_rewrites_a_collective_beside_kernels(exchange):
     assert count_collectives(module) != wanted, "XLA rewrites nothing, so that this shows nothing"
     if exchange is not accumulate_in_a_loop:  # there it is in the body
         assert find_joined(import_from_compiler(module))
+
+
+RING = [(i, (i + 1) % DEVICES) for i in range(DEVICES)]
+
+
+def send_types(lax: Any, x: Any, y: Any) -> Any:
+    """Along one ring two types and two shapes together; along the other apart."""
+    narrow, turned = (y * 2).astype("bfloat16"), (x - y).T
+    sent = [lax.ppermute(z, "d", RING) for z in (x * 3, narrow, turned)]
+    return [*sent, lax.ppermute(x + y, "d", [(j, i) for i, j in RING])]
+
+
+def gather_types(lax: Any, x: Any, y: Any) -> Any:
+    gathered = [lax.all_gather(z, "d") for z in (x * 3, (y * 2).astype("bfloat16"))]
+    return [*gathered, lax.all_gather(x - y, "d", axis=1)]
+
+
+def sum_types(lax: Any, x: Any, y: Any) -> Any:
+    """Sums of each type, and maxima."""
+    sums = [lax.psum(z, "d") for z in (x * 3, (y * 2).astype("bfloat16"), x - y)]
+    return [*sums, lax.pmax(x * y, "d"), lax.pmax(x / y, "d")]
+
+
+def sum_in_other_words(lax: Any, x: Any, y: Any) -> Any:
+    """Of the same devices: all along the axis, and a list of them."""
+    return [lax.psum(x * 3, "d"), lax.psum(y * 2, "d", axis_index_groups=[list(range(DEVICES))])]
+
+
+def scatter_dimensions(lax: Any, x: Any, y: Any) -> Any:
+    one = lax.psum_scatter(x * 3, "d", tiled=True)
+    return [one, lax.psum_scatter(y * 2, "d", scatter_dimension=1, tiled=True)]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "count"),
+    [
+        (send_types, 2),
+        (gather_types, 1),
+        (sum_types, 3),
+        (sum_in_other_words, 1),
+        (scatter_dimensions, 1),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_xla_combines_what_is_predicted(exchange, count):
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(devices(DEVICES)), ("d",))
+    parts = PartitionSpec("d")
+
+    def compute(x: Any, y: Any) -> Any:
+        return exchange(jax.lax, x, y)
+
+    fn = jax.shard_map(compute, mesh=mesh, in_specs=parts, out_specs=parts, check_vma=False)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32, sharding=NamedSharding(mesh, parts))
+    with hooked(stitches=False) as seen:
+        compiled = compile_ahead(fn, x, x)
+    assert count_exchanges(compiled).total() == count
+    assert len(find_combined(import_from_compiler(read_module(seen.modules[-1])))) == count
+
+
+def test_xla_names_the_axes_of_one_mesh_differently():
+    """Gradients of a matrix and of a row, over the same devices: XLA sends them together."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(devices(DEVICES)), ("batch",))
+
+    def array(shape: tuple[int, ...], *spec: str) -> Any:
+        return jax.ShapeDtypeStruct(
+            shape, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+        )
+
+    def loss(w: Any, b: Any, x: Any) -> Any:
+        return jax.numpy.square(soften(jax.numpy.einsum("bti,hio->bhto", x, w) + b)).sum()
+
+    given = array((2, WIDTH, WIDTH)), array((WIDTH,)), array((ROWS, 16, WIDTH), "batch")
+    with hooked(stitches=False) as seen:
+        plain = compile_ahead(jax.grad(loss, (0, 1)), *given)
+    graph = import_from_compiler(read_module(max(seen.modules, key=len)))
+    assert len(find_combined(graph)) == count_exchanges(plain).total() == 1
