@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from astitch.cost.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.cost.projected_latency import Projection, project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
@@ -21,7 +22,6 @@ from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import loop_key
 from astitch.loops.emit import LoopKernel
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.profiling.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.profiling.report import (
     MEMORY,
     PRODUCT,

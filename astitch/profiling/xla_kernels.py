@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from astitch.cost.product_bounds import bound_product, contracted_by_library
 from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import Gpu
 from astitch.graph.ops import OPS, Kind
 from astitch.hlo.schema import ELEMENT_TYPES, HloModuleProto
 from astitch.hlo_import import find_source
-from astitch.profiling.product_bounds import bound_product, contracted_by_library
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path
 

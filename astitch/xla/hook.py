@@ -29,6 +29,7 @@ from astitch.xla.order_transposes import order_transposes
 from astitch.xla.prepare_kernels import Code
 from astitch.xla.rivals import TimeAlone
 from astitch.xla.room_for_collectives import leave_room
+from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
 NOTHING = "nothing in it is worth a kernel"
@@ -130,6 +131,7 @@ def stitch_module(
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
     if not kernels:
         return Stitching(compilation, None, reason=NOTHING)
+    tell_latencies(new, gpu)
     return Stitching(compilation, graft(module, new), kernels)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from astitch.cost.product_bounds import bound_product, peak_gflops
 from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import preset
 from astitch.hlo_import import serialize_module
-from astitch.profiling.product_bounds import bound_product, peak_gflops
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.xla_kernels import read_xla_kernels
 
