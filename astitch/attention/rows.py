@@ -47,6 +47,12 @@ _REDUCERS: Mapping[str, np.ufunc] = {"add": np.add, "maximum": np.maximum, "mini
 _LINEAR = frozenset(("add", "subtract", "multiply", "divide", "negate", "convert"))
 """What may stand between sources.  Comparisons may not: they are not exposed by what is drawn for their operands."""
 
+_MULTIPLES = frozenset(("multiply", "divide", "convert", "select"))
+"""What may stand between a condition and what rows are multiplied by."""
+
+MOST_MULTIPLIER = 1e3
+"""Larger numbers leave scores out to which they are added."""
+
 Label = tuple[int, ...]
 """The parts of a dimension by their numbers, outer ones first.  A dimension of extent 1 has none."""
 
@@ -168,11 +174,14 @@ class RowFunctions:
 
     def _derive_sources(self, order: Mapping[str, int]) -> None:
         """Of sources that are sums or multiples of other sources, only these are left: a number that rows are
-        multiplied by may stand in front of some of their readers, and behind others."""
+        multiplied by may stand in front of some of their readers, and behind others.  Of those that are 0 or one other
+        number, the condition is: it takes a byte."""
         aliased = set(self.aliases.values())
         read: dict[str, frozenset[str]] = {}
         for name in sorted(self.sources, key=lambda name: order[name]):
-            derived = None if name in aliased else self._read_derived(name)
+            if name in aliased:
+                continue
+            derived = self._read_derived(name) or self._read_multiplier(name)
             if derived is None:
                 continue
             ops, read[name] = derived
@@ -202,6 +211,27 @@ class RowFunctions:
                 elif read_scalar(self.graph, operand) is None and operand not in ops:
                     pending.append(operand)
         return (ops, frozenset(read)) if read else None
+
+    def _read_multiplier(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, the condition), of a source that is 0 where a condition does not hold, and else one number; the
+        condition becomes a source."""
+        source, ops, current = self.sources[name], set[str](), name
+        while self.graph[current].dtype is not DType.PRED:
+            node = self.graph[current]
+            varying = [o for o in node.operands if read_scalar(self.graph, o) is None]
+            if node.op not in _MULTIPLES or len(varying) != 1 or len(ops) > MOST_DERIVED:
+                return None
+            ops.add(current)
+            (current,) = varying
+        condition = Source(current, source.labels)
+        known = self.sources.get(current, condition)
+        if not ops or current in self.aliases or known.labels != condition.labels:
+            return None
+        values = self._evaluate(name, {current: np.array([[True, False]])}, ops)
+        if values[0, 1] != 0 or not 0 < values[0, 0] <= MOST_MULTIPLIER:
+            return None
+        self.sources[current] = condition
+        return ops, frozenset((current,))
 
     def _label(self, node: Node) -> tuple[Label | None, ...]:
         """The parts of each dimension of what an op computes.  Raises NotARow."""
@@ -341,7 +371,7 @@ class RowFunctions:
         """What an op gives for these rows, in f64: [ROWS, KEYS], or [ROWS, 1] where it is one number a row."""
         known = {**rows, **self._fixed}
         with np.errstate(all="ignore"):
-            return self._evaluate(name, known) / self._gain
+            return self._evaluate(name, known, self._derived) / self._gain
 
     def fixing(self, source: Source, value: float, gain: float = 1.0) -> RowFunctions:
         """The same functions where a source has one value; what they give is divided by gain."""
@@ -354,7 +384,9 @@ class RowFunctions:
         fixed.reads = {name: read - {source.name} for name, read in self.reads.items()}
         return fixed
 
-    def _evaluate(self, name: str, known: dict[str, np.ndarray]) -> np.ndarray:
+    def _evaluate(
+        self, name: str, known: dict[str, np.ndarray], derived: Container[str]
+    ) -> np.ndarray:
         wanted = [name]
         while wanted:
             current = wanted[-1]
@@ -362,7 +394,7 @@ class RowFunctions:
                 wanted.pop()
                 continue
             node = self.graph[current]
-            if current not in self.labels and current not in self._derived:
+            if current not in self.labels and current not in derived:
                 scalar = read_scalar(self.graph, current)
                 assert scalar is not None
                 known[current] = np.full((1, 1), scalar)

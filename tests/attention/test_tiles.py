@@ -246,6 +246,7 @@ DROPOUTS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "left out": (lambda p, dropped: jnp.where(dropped, 0, p * 1.25), ~KEPT),
     "multiplied": (of_flax, KEPT),
     "the same for all heads": (of_flax, KEPT[:1, :1]),
+    "selected": (lambda p, kept: p * jnp.where(kept, 1.25, 0.0).astype(p.dtype), KEPT),
     "numbers": (lambda p, numbers: p * numbers, np.float32(2 * KEPT)),
 }
 """Functions of probabilities and an array, with it."""
@@ -263,6 +264,20 @@ def test_dropout(name: str) -> None:
     (node,) = (node for node in fused if node.op == "attention")
     assert fused[node.operands[3]].shape == given.shape
     assert all(a.causal and a.gain > 0 for a in list_attention(fused))
+
+
+def test_a_condition_is_read_in_the_place_of_its_numbers() -> None:
+    fused = check_both(attend(lambda s, kept: of_flax(jax.nn.softmax(s, -1), kept)), [*draw(), KEPT])
+    (node,) = (node for node in fused if node.op == "attention")
+    assert fused[node.operands[3]].dtype is DType.PRED
+    # What leaves scores out is no multiplier, nor what is negative or nowhere 0.
+    for number in (-1e9, 1e9, -0.5):
+        graph, fused = fuse(
+            attend(lambda s, kept: jax.nn.softmax(s, -1) * (kept.astype(s.dtype) * number)),
+            [*draw(), KEPT],
+        )
+        found = [fused[n.operands[3]] for n in fused if n.op == "attention"]
+        assert all(node.dtype is not DType.PRED for node in found)
 
 
 def test_dropout_by_random_bits_of_jax() -> None:
