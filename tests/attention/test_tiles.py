@@ -267,13 +267,15 @@ def test_dropout(name: str) -> None:
 
 
 def test_a_condition_is_read_in_the_place_of_its_numbers() -> None:
-    fused = check_both(attend(lambda s, kept: of_flax(jax.nn.softmax(s, -1), kept)), [*draw(), KEPT])
+    fused = check_both(
+        attend(lambda s, kept: of_flax(jax.nn.softmax(s, -1), kept)), [*draw(), KEPT]
+    )
     (node,) = (node for node in fused if node.op == "attention")
     assert fused[node.operands[3]].dtype is DType.PRED
     # What leaves scores out is no multiplier, nor what is negative or nowhere 0.
     for number in (-1e9, 1e9, -0.5):
-        graph, fused = fuse(
-            attend(lambda s, kept: jax.nn.softmax(s, -1) * (kept.astype(s.dtype) * number)),
+        _, fused = fuse(
+            attend(lambda s, kept, n=number: jax.nn.softmax(s, -1) * (kept.astype(s.dtype) * n)),
             [*draw(), KEPT],
         )
         found = [fused[n.operands[3]] for n in fused if n.op == "attention"]
