@@ -222,3 +222,23 @@ def test_the_gradient_of_a_scan_is_several_kernels() -> None:
     planned = plan_all(scopes, Planner(H100))
     split = next(s for s in planned.splits if s.parts)
     assert len(split.parts) > 8 and split.parts_us < 0.9 * split.whole_us
+
+
+def attend_once(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+    """Attention of one query a head against a cache in 16 bits."""
+    wide = jnp.float32
+    scores = jnp.where(seen > 0, (q[:, None].astype(wide) * k).sum(-1), -1e9)
+    p = jax.nn.softmax(scores, -1).astype(q.dtype)
+    return (p[..., None].astype(wide) * v).sum(1).astype(q.dtype)
+
+
+@pytest.mark.parametrize(("heads", "keys"), [(128, 2048), (256, 1024)])
+def test_fusions_share_a_kernel_where_no_block_waits(heads: int, keys: int) -> None:
+    """XLA's emitters end a fusion at each statistic of a row; a block holds all of the row."""
+    shapes = (heads, 64), (heads, keys, 64), (heads, keys, 64), (1, keys)
+    arrays = (np.zeros(shape, jnp.bfloat16) for shape in shapes)
+    scopes = stitch_remotely(find_scopes(simplify(import_hlo(lower(attend_once, *arrays)))))
+    planned = plan_all(scopes, Planner(H100))
+    members = [[planned.scopes.graph[n].op for n in p.scope.members] for p in planned.plans]
+    assert [ops.count("reduce") for ops in members] == [1, 2, 1]
+    assert [plan.kernel.global_barriers for plan in planned.plans] == [0, 0, 0]
