@@ -18,10 +18,10 @@ from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
+from astitch.graph.fallback_operands import AS_ITS_OPERAND, find_fallback_operands
 from astitch.graph.finished_products import find_finished
 from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
-from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
@@ -202,7 +202,9 @@ def _leave(graph: Graph, job: Job) -> Left:
         left = Left(graph, {**left.reasons, **starts})
     reasons = {**left.reasons, **find_joined(left.graph)}
     if job.target.in_xla:
-        reasons |= find_scatter_operands(left.graph, reasons)
+        apart = find_fallback_operands(left.graph, reasons)
+        left = replace(left, graph=apart.graph)
+        reasons |= {n: f"{AS_ITS_OPERAND}{s}" for n, s in apart.products.items()}
     if job.target.launcher is Launcher.OWN:
         return replace(left, reasons=reasons)
     graph, products = left.graph, dict[str, str]()

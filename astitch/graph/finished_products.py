@@ -49,7 +49,7 @@ MULTIPLIED = frozenset((DType.F32, DType.F16, DType.BF16))
 @dataclass(frozen=True, slots=True)
 class Finished:
     """graph: in which what XLA computes with a product is read by nothing else.  products: of each op that XLA computes
-    so, the product or convolution."""
+    so, the product, convolution or scatter."""
 
     graph: Graph
     products: Mapping[str, str]

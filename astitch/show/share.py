@@ -15,6 +15,7 @@ from astitch.cost.projected_latency import project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
+from astitch.graph.fallback_operands import AS_ITS_OPERAND
 from astitch.graph.ir import (
     IN_HOST,
     ArrayType,
@@ -26,6 +27,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import stored_value
 from astitch.loops.analysis import count_turns
 from astitch.program.steps import FallbackStep, OutsideOp, ReferenceStep
 from astitch.system.forks import ForkLock
@@ -154,26 +156,29 @@ def _list_left(compilation: Compilation, gpu: Gpu) -> Iterator[LeftPart]:
     """What the steps of a program leave to XLA or the reference; loops that were compiled as bodies are not in it."""
     graph = compilation.scopes.graph
     taken = {owner for body in compilation.bodies for owner in body.runs}
-    for step in compilation.program.steps:
+    known: list[tuple[int, OutsideOp]] = []
+    for number, step in enumerate(compilation.program.steps):
         if isinstance(step, FallbackStep):
-            ops: Sequence[OutsideOp] = step.ops
+            known += ((number, op) for op in step.ops)
         elif isinstance(step, ReferenceStep):
-            ops = [OutsideOp(step.node.name, step.node.opcode, step.reason)]
-        else:
-            continue
-        counted = (op for op in ops if op.reason != NOT_ASKED and not op.product)
-        known = [op for op in counted if op.name in graph.nodes]
-        by_reason: dict[str, list[str]] = {}
-        for op in known:
-            if is_light(graph[op.name]):
-                by_reason.setdefault(op.reason, []).append(op.name)
-        for reason, names in by_reason.items():
-            yield LeftPart(reason, measure_part(graph, names, gpu), tuple(names))
-        regions = [op for op in known if graph[op.name].regions and not is_light(graph[op.name])]
-        for op in regions:
-            if op.name not in taken:
-                us = measure_regions(graph, graph[op.name], gpu)
-                yield LeftPart(op.reason, us, (op.name,))
+            known.append((number, OutsideOp(step.node.name, step.node.opcode, step.reason)))
+    known = [(number, op) for number, op in known if _is_counted(op) and op.name in graph.nodes]
+    homes = {op.name: (number, op.reason) for number, op in known}
+    by_home: dict[tuple[int, str], list[str]] = {}
+    for number, op in known:
+        if is_light(graph[op.name]):
+            reader = op.reason.removeprefix(AS_ITS_OPERAND)  # one fusion with it
+            by_home.setdefault(homes.get(reader, (number, op.reason)), []).append(op.name)
+    for (_, reason), names in by_home.items():
+        yield LeftPart(reason, measure_part(graph, names, gpu), tuple(names))
+    for _, op in known:
+        node = graph[op.name]
+        if node.regions and not is_light(node) and op.name not in taken:
+            yield LeftPart(op.reason, measure_regions(graph, node, gpu), (op.name,))
+
+
+def _is_counted(op: OutsideOp) -> bool:
+    return op.reason != NOT_ASKED and not op.product
 
 
 def measure_regions(graph: Graph, node: Node, gpu: Gpu) -> float:
@@ -221,10 +226,26 @@ def measure_part(graph: Graph, names: Sequence[str], gpu: Gpu) -> float:
     if not names:
         return 0.0
     plain = [name for name in names if _has_plain_work(graph[name])]
+    others = [name for name in names if not _has_plain_work(graph[name])]
     works = [measure_work(graph, plain)] if plain else []
-    works += [_work_of_one(graph, graph[name]) for name in names if name not in set(plain)]
+    works += [_work_of_one(graph, graph[name]) for name in others]
     read, written = (sum(getattr(w, f) for w in works) for f in ("read_bytes", "written_bytes"))
-    return Work(read, written, sum(work.flops for work in works)).bound_us(gpu)
+    handed = _count_handed(graph, {*plain}, others)
+    flops = sum(work.flops for work in works)
+    return Work(read - handed, written - handed, flops).bound_us(gpu)
+
+
+def _count_handed(graph: Graph, plain: set[str], others: Sequence[str]) -> int:
+    """Bytes that element-wise ops give the others and nobody else: a scatter computes its updates."""
+    given = {stored_value(graph, o) for name in others for o in graph[name].operands} & plain
+    readers = {*plain, *others}
+
+    def is_read_inside(name: str) -> bool:
+        users = graph.users[name]
+        inside = (u in readers or (OPS[graph[u].op].is_view and is_read_inside(u)) for u in users)
+        return name not in graph.outputs and all(inside)
+
+    return sum(_bytes(graph[name].type) for name in given if is_read_inside(name))
 
 
 def _has_plain_work(node: Node) -> bool:

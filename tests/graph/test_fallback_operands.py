@@ -1,4 +1,4 @@
-"""find_scatter_operands: what XLA computes as it scatters is left to it, and nothing else."""
+"""find_fallback_operands: what XLA computes as it scatters or sorts is left to it, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astitch.graph.fallback_operands import find_fallback_operands
 from astitch.graph.ir import Graph
-from astitch.graph.scatter_operands import find_scatter_operands
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import expand
 from astitch.rewrite.simplify import simplify
@@ -36,12 +36,21 @@ ALL = {
     "half": (lambda x, i, t: segment_sum(x.astype(jnp.bfloat16) * 2, i), (X, IDS, TABLE)),
     "largest": (lambda x, i, t: jax.ops.segment_max(x + 1, i, num_segments=40), (X, IDS, TABLE)),
     "messages": (lambda x, i, t: segment_sum(t[i] * x, i[::-1]), (X, IDS, TABLE)),
+    "messages that others read": (
+        lambda x, i, t: (segment_sum(t[i] * x[:, :1], i[::-1]), (t[i] * x[:, :1] * x).sum(1)),
+        (X, IDS, TABLE),
+    ),
     "places": (lambda x, i, t: segment_sum(x, (i + 3) % 40), (X, IDS, TABLE)),
     "a norm": (lambda x, i, t: segment_sum(x / x.sum(1, keepdims=True), i), (X, IDS, TABLE)),
     "scalars": (lambda x, i, t: segment_sum(x[:, 0] * t[0, 0], i), (X, IDS, TABLE)),
 }
 NONE = {
     "read twice": lambda x, i, t: (segment_sum(y := jnp.tanh(x), i), y),
+    "read twice, and as large": lambda x, i, t: (segment_sum(y := x * 2 + t[0], i), jnp.sin(y), y),
+    "a function that others read": lambda x, i, t: (
+        segment_sum(t[i] * (y := jnp.tanh(x)), i),
+        y.sum(),
+    ),
     "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
     "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
 }
@@ -51,7 +60,8 @@ NONE = {
 def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
     fn, arguments = ALL[name]
     graph = lower(fn, *arguments)
-    reasons = find_scatter_operands(graph, ())
+    found = find_fallback_operands(graph, ())
+    graph, reasons = found.graph, found.products
     assert reasons
     scopes = find_scopes(choose_stages(Left(graph, reasons))).scopes
     (scatter,) = (node for node in graph if node.op == "scatter")
@@ -62,11 +72,24 @@ def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_what_kernels_need_or_reduce_stays_with_them(name: str) -> None:
     graph = lower(NONE[name], X, IDS, TABLE)
-    taken = {graph[n].op for n in find_scatter_operands(graph, ())}
+    found = find_fallback_operands(graph, ())
+    taken = {found.graph[n].op for n in found.products}
     assert not taken & {"tanh", "divide", "reduce", "exponential"}
 
 
 def test_what_is_left_already_is_not_named_again() -> None:
     graph = lower(ALL["function"][0], X, IDS, TABLE)
-    named = find_scatter_operands(graph, ())
-    assert not find_scatter_operands(graph, named).keys() & named.keys()
+    found = find_fallback_operands(graph, ())
+    named = found.products.keys()
+    assert named and not find_fallback_operands(found.graph, named).products.keys() & named
+
+
+def test_a_sort_counts_what_it_sorts() -> None:
+    graph = lower(lambda x: (jnp.argsort(-x, 0), jnp.argsort(x), jnp.arange(8) * x), X)
+    found = find_fallback_operands(graph, ())
+    sorts = [node for node in found.graph if node.op == "sort"]
+    assert len(sorts) == 2 and {found.graph[n].op for n in found.products} == {"iota"}
+    for sort in sorts:
+        (counted,) = (o for o in sort.operands if o in found.products)
+        assert found.products[counted] == sort.name
+        assert found.graph.users[counted] == (sort.name,)
