@@ -43,7 +43,7 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
         if isinstance(node.attrs, ScatterAttrs):
             members = _choose_members(graph, node, left)
         elif node.op == "sort":
-            members = {o for o in node.operands if graph[o].op == "iota" and o not in left}
+            members = set().union(*(_trace_iota(graph, o, left) for o in node.operands))
         else:
             continue
         own: dict[str, str] = {}  # the names of copies
@@ -69,6 +69,19 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
     if not copies:
         return Finished(graph, found)
     return Finished(replace(graph, nodes=keep_live_nodes(nodes, graph.outputs)), found)
+
+
+def _trace_iota(graph: Graph, name: str, left: Collection[str]) -> set[str]:
+    """An iota, with its repetitions; nothing for other values."""
+    traced: set[str] = set()
+    while name not in left:
+        traced.add(name)
+        if graph[name].op == "iota":
+            return traced
+        if OPS[graph[name].op].kind is not Kind.BROADCAST:
+            break
+        (name,) = graph[name].operands
+    return set()
 
 
 def _choose_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[str]:

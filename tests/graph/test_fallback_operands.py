@@ -88,8 +88,9 @@ def test_a_sort_counts_what_it_sorts() -> None:
     graph = lower(lambda x: (jnp.argsort(-x, 0), jnp.argsort(x), jnp.arange(8) * x), X)
     found = find_fallback_operands(graph, ())
     sorts = [node for node in found.graph if node.op == "sort"]
-    assert len(sorts) == 2 and {found.graph[n].op for n in found.products} == {"iota"}
+    assert len(sorts) == 2
     for sort in sorts:
         (counted,) = (o for o in sort.operands if o in found.products)
         assert found.products[counted] == sort.name
         assert found.graph.users[counted] == (sort.name,)
+    assert {found.graph[name].op for name in found.products} <= {"iota", "broadcast"}
