@@ -711,10 +711,12 @@ class _Reader:
             first_leaf[number] = count
             count += len(self.parameters[number])
         pairs = []
+        outputs = _number_leaves(root)
+        inside = {number: _number_leaves(s) for number, s in self.parameter_shapes.items()}
         for entry in alias.entries:
-            shape = self.parameter_shapes.get(entry.parameter_number)
-            output = _find_leaf(root, entry.output_shape_index)
-            inner = None if shape is None else _find_leaf(shape, entry.parameter_shape_index)
+            output = outputs.get(tuple(entry.output_shape_index))
+            leaves = inside.get(entry.parameter_number, {})
+            inner = leaves.get(tuple(entry.parameter_shape_index))
             if output is None or inner is None:
                 raise MalformedHlo(
                     f"HLO module {self.module.name}: input_output_alias pairs output "
@@ -735,15 +737,19 @@ def _list_predecessors(frame: _Frame, instruction: Any, where: str) -> Iterator[
         yield from _flatten(frame.values[number])
 
 
-def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
-    """The position among the leaves of the leaf at `path`; None if there is none."""
-    before = 0
-    for step in path:
-        if not isinstance(tree, tuple) or step not in range(len(tree)):
-            return None
-        before += sum(len(_flatten(element)) for element in tree[:step])
-        tree = tree[step]
-    return None if isinstance(tree, tuple) else before
+def _number_leaves(tree: Any) -> dict[tuple[int, ...], int]:
+    """The position among the leaves of each, by its path."""
+    found: dict[tuple[int, ...], int] = {}
+
+    def visit(part: Any, path: tuple[int, ...]) -> None:
+        if isinstance(part, tuple):
+            for step, element in enumerate(part):
+                visit(element, (*path, step))
+        else:
+            found[path] = len(found)
+
+    visit(tree, ())
+    return found
 
 
 # ---- pieces of the message -----------------------------------------------------------------------

@@ -42,6 +42,7 @@ from astitch.rewrite.sink_into_loops import sink_into_loops
 from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.bound_arrays import bound_arrays
 from astitch.search.bound_memory import bound_memory
 from astitch.search.build_program import build_program, emit_kernels
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
@@ -329,6 +330,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("find_scopes", lambda staged, job: find_scopes(staged)),
     Pass("stitch_remotely", _stitch_remotely, if_it_fails=PASS_LEFT_OUT),
     Pass("bound_memory", _bound_memory, if_it_fails="kernels of many tensors may take more memory"),
+    Pass(
+        "bound_arrays",
+        lambda scopes, job: bound_arrays(scopes, job.gpu),
+        lambda job: job.target.in_xla,
+        "XLA computes stitch ops of more arrays than it passes",
+    ),
     Pass("rename_scopes", _rename, lambda job: job.target.region is not None),
     Pass("plan", _plan),
     Pass(

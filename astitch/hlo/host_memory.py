@@ -49,14 +49,15 @@ def find_host_memory(module: Any) -> dict[InstructionKey, str]:
 
 def _find_starts(module: Any) -> Iterator[_Leaf]:
     shapes = module.host_program_shape
+    given = list(shapes.parameters)
     for computation in module.computations:
         is_entry = computation.id == module.entry_computation_id
         for _, path in _find_outside(shapes.result) if is_entry else ():
             yield computation.id, computation.root_id, path
         for instruction in computation.instructions:
             if is_entry and instruction.opcode == b"parameter":
-                for given in shapes.parameters[instruction.parameter_number :][:1]:
-                    for _, path in _find_outside(given):
+                for shape in given[instruction.parameter_number : instruction.parameter_number + 1]:
+                    for _, path in _find_outside(shape):
                         yield computation.id, instruction.id, path
             if instruction.custom_call_target == TO_HOST:
                 yield computation.id, instruction.id, ()

@@ -1,6 +1,6 @@
 """Statements -> may a kernel write a result over an argument: the proof that no thread reads what another has written.
 
-Takes a kernel and a pair of its parameters, answers from the statements that load the one and store the other.
+Takes a pair of a kernel's parameters, answers from the statements that load the one and store the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class InPlace:
     written: int
 
 
-def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Uses]) -> bool:
+def writes_where_it_read(read: str, written: str, uses: Mapping[str, Uses]) -> bool:
     """Is each element of one parameter read only by the thread that writes that element of the other, and before?
 
     Seen from the statements: a load of the one and a store of the other stand in one body, at one position, the load
@@ -32,11 +32,9 @@ def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Use
     some threads store, what the others loaded, maybe too late, must be of no use to them.
     What is loaded before a barrier of the grid that all stores come behind may be loaded anywhere.
     """
-    loads = uses[kernel.arguments[pair.read].name]
+    loads = uses[read]
     stores = [
-        use
-        for use in uses[kernel.arguments[pair.written].name]
-        if not isinstance(use[-1].statement, k.Load | k.LoadVector)
+        use for use in uses[written] if not isinstance(use[-1].statement, k.Load | k.LoadVector)
     ]
     if not stores or not loads:
         return False

@@ -209,8 +209,11 @@ def _refuse(parts: Scopes) -> tuple[Refusal, ...]:
     )
 
 
-def cut_scope(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
-    """The pieces of a scope: what has a large value in common is one, and what would else wait for each other."""
+def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False) -> FusionGraph:
+    """The pieces of a scope: what has a large value in common is one, and what would else wait for each other.
+
+    by_results: what the scope reads is not counted as common.
+    """
     fusion = make_fusion_graph(graph, scope, gpu)
     parent = list(range(len(fusion)))
 
@@ -221,7 +224,7 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
         return vertex
 
     for value in fusion.values:
-        if value.bytes < LARGE_BYTES:
+        if value.bytes < LARGE_BYTES or (by_results and value.producer < 0):
             continue
         joined = [*each_vertex(value.readers), *([value.producer] if value.producer >= 0 else [])]
         for vertex in joined[1:]:
@@ -230,7 +233,11 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
     waits.add_nodes_from(map(find, range(len(fusion))))
     for vertex, consumers in enumerate(fusion.consumers):
         waits.add_edges_from((find(vertex), find(consumer)) for consumer in consumers)
+    joined_to: dict[int, list[int]] = {}
+    for vertex in range(len(fusion)):
+        joined_to.setdefault(find(vertex), []).append(vertex)
     patterns = []
     for circle in nx.strongly_connected_components(waits):
-        patterns.append(_join_all(fusion, [v for v in range(len(fusion)) if find(v) in circle]))
+        vertices = sorted(vertex for first in circle for vertex in joined_to[first])
+        patterns.append(_join_all(fusion, vertices))
     return contract(fusion, patterns)

@@ -109,7 +109,8 @@ def _find_pairs(
     taken: set[int] = set()  # memory has one heir, and a result one place
     for pair in candidates:
         both = {pair.read, pair.written}
-        if not both & taken and writes_where_it_read(kernel, pair, uses):
+        old, new = arguments[pair.read].name, arguments[pair.written].name
+        if not both & taken and writes_where_it_read(old, new, uses):
             pairs.append(pair)
             taken |= both
     return pairs
