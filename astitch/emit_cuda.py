@@ -7,11 +7,12 @@ So nothing in a module can leave its comment or its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astitch.graph import index as ix
 from astitch.graph.ir import ConstantAttrs, DType, Graph
+from astitch.kernel import fold
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import (
     F8,
@@ -49,6 +50,7 @@ class _Printer:
         self.integer = "long long" if kernel.wide_index else "int"
         self.blocks: range | None = None  # of the section that is printed, see own_blocks
         self.entered = False  # do only blocks with a task come by what is printed?
+        self.folds = False  # does `tasks` stand for the number of tasks?
 
     def block(self, body: Sequence[k.Statement]) -> Iterator[str]:
         scalars = 0
@@ -81,10 +83,75 @@ class _Printer:
         if self.entered:
             return ""
         if self.blocks is None:
-            return f"if (first < {tasks}) "
+            return f"if (first < {self.tasks(tasks)}) "
         tests = ["first >= 0"] if self.blocks.start else []
         tests += [f"first < {tasks}"] if self.blocks.stop < self.kernel.grid else []
         return f"if ({' && '.join(tests)}) " if tests else ""
+
+    def body(self) -> Iterator[str]:
+        """The sections of the kernel, those that are equal printed once where that makes a long kernel shorter."""
+        body = self.kernel.body
+        if not fold.is_long(self.kernel):
+            yield from self.sections(body)
+            return
+        kinds = {p.name: _point_to(p).kind for p in self.kernel.parameters}
+        reader = fold.Reader(self.kernel, kinds)
+        unfolded: list[k.Statement] = []  # what comes next, section by section
+        for part in fold.find_stretches(self.kernel):
+            if isinstance(part, k.Statement):
+                unfolded.append(part)
+                continue
+            texts = [reader.read(s, self.shared_text(s)) for s in part.sections]
+            groups = fold.group_equal(texts)
+            if fold.count_saved(groups) < fold.LEAST_SAVED:
+                unfolded += part.statements
+                continue
+            between = [k.Barrier("block", fold.TAKEN_OVER)] if part.parted else []
+            # The first to touch shared memory is perhaps another than in the order before.
+            if unfolded and isinstance(unfolded[-1], k.Section):
+                unfolded += between
+            yield from self.sections(unfolded)
+            yield from self.stretch(groups, kinds, parted=part.parted)
+            unfolded = list(between)
+        yield from self.sections(unfolded)
+
+    def stretch(
+        self, groups: Sequence[fold.Equal], kinds: Mapping[str, str], *, parted: bool
+    ) -> Iterator[str]:
+        """Sections by groups of equal ones.  parted: two of them need a barrier between them."""
+        single = [group for group in groups if fold.takes_one(group.first.section)]
+        if all(len(group.texts) == 1 for group in single):
+            single = []
+        barrier = k.Barrier("block", fold.TAKEN_OVER)
+        begun = False
+        for group in groups:
+            if group in single and group is not single[0]:
+                continue
+            if parted and begun:
+                yield from self.statement(barrier)
+            begun = True
+            grid = self.kernel.grid
+            if group in single:
+                yield from fold.render_line(single, kinds, grid, parted=parted)
+            elif len(group.texts) == 1:
+                yield from self.section(group.first.section)
+            else:
+                yield from fold.render_turns(group, kinds, parted=parted)
+
+    def shared_text(self, section: k.Section) -> Iterator[str]:
+        """A section for any first task and any number of tasks, between braces."""
+        self.folds, self.entered = True, fold.takes_one(section)
+        try:
+            yield f"{{  // {comment(section.title)}"
+            yield from indent(self.threads(section))
+            yield from self.inner(section.body)
+            yield "}"
+        finally:
+            self.folds = self.entered = False
+
+    def tasks(self, count: int) -> str:
+        """The number of tasks of the section that is printed."""
+        return "tasks" if self.folds else f"{count}"
 
     def sections(self, body: Sequence[k.Statement]) -> Iterator[str]:
         """Many sections with blocks of their own are found by halves: a block that tested the sections one after the
@@ -151,8 +218,8 @@ class _Printer:
             yield from self.inner(section.body)
         yield "}"
 
-    def places(self, section: k.Section) -> Iterator[str]:
-        """Where a thread stands in the block, and the block's first task."""
+    def threads(self, section: k.Section) -> Iterator[str]:
+        """Where a thread stands in the block."""
         yield "const int thread = threadIdx.x;"
         rows, cols, outer = section.row_threads, section.col_threads, section.outer_threads
         places = {"tx": (cols, 1), "ty": (rows, cols), "to": (outer, rows * cols)}
@@ -160,6 +227,10 @@ class _Printer:
             places = {"tx": (cols, 1), "to": (outer, cols), "ty": (rows, outer * cols)}
         for name, (threads, stride) in places.items():
             yield f"const int {name} = {self.place(threads, stride)};"
+
+    def places(self, section: k.Section) -> Iterator[str]:
+        """Where a thread stands in the block, and the block's first task."""
+        yield from self.threads(section)
         if not section.offset:
             yield "const int first = blockIdx.x;"
         elif self.own_blocks(section):
@@ -288,7 +359,7 @@ class _Printer:
         if kernel.block_groups:
             yield "  const unsigned tag = astitch_launch_tag(barrier);"
             yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
-        yield from indent(self.sections(kernel.body))
+        yield from indent(self.body())
         if kernel.block_groups:
             yield "  astitch_end_launch(barrier);"
         yield "}"
@@ -436,7 +507,7 @@ def _emit_prefetch(printer: _Printer, prefetch: k.Prefetch) -> Iterator[str]:
     )
     blocks = "gridDim.x" if distance == 1 else f"{distance} * gridDim.x"
     later = f"{start} + {blocks}" if distance else start
-    yield f"if (const {printer.integer} next = {later}; next < {prefetch.tasks}) {{"
+    yield f"if (const {printer.integer} next = {later}; next < {printer.tasks(prefetch.tasks)}) {{"
     yield f"  const {printer.integer} task = next;"
     if asynchronous and prefetch.first:
         yield f"  const int next_turn = {distance};"
@@ -703,7 +774,8 @@ def _emit_task_loop(printer: _Printer, loop: k.TaskLoop) -> Iterator[str]:
     else:
         if buffers:
             yield f"int turn = {buffers - 1};"
-        end = f"{tasks} + {delay} * gridDim.x" if delay else f"{tasks}"
+        count = printer.tasks(tasks)
+        end = f"{count} + {delay} * gridDim.x" if delay else count
         yield f"for ({printer.integer} task = first; task < {end}; task += gridDim.x) {{"
         if buffers:
             yield f"  turn = turn == {buffers - 1} ? 0 : turn + 1;"
@@ -712,7 +784,7 @@ def _emit_task_loop(printer: _Printer, loop: k.TaskLoop) -> Iterator[str]:
 
 
 def _emit_current(printer: _Printer, current: k.Current) -> Iterator[str]:
-    yield f"if (task < {current.tasks}) {{"
+    yield f"if (task < {printer.tasks(current.tasks)}) {{"
     yield from printer.inner(current.body)
     yield "} else __syncthreads();  // parts what comes before from what comes after, as inside"
 

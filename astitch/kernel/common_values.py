@@ -25,18 +25,23 @@ LEAST_TIMES = 2.0
 
 
 def share_values(
-    body: Sequence[k.Statement], parameters: Set[str], blocks: int
+    body: Sequence[k.Statement],
+    parameters: Set[str],
+    blocks: int,
+    written: Set[str] | None = None,
 ) -> tuple[k.Statement, ...]:
-    """The body of a kernel.  parameters: names of its arrays outside of shared memory.  blocks: of its grid."""
+    """The body of a kernel.  parameters: names of its arrays outside of shared memory.  blocks: of its grid.
+    written: the arrays that some loop of the kernel stores to; None: perhaps all."""
+    written = parameters if written is None else written
     shared: list[k.Statement] = []
     level: list[k.Statement] = []
     for statement in body:
         if isinstance(statement, k.Barrier) and statement.level == "global":
-            shared += [*_share_in_level(level, parameters, blocks), statement]
+            shared += [*_share_in_level(level, parameters, blocks, written), statement]
             level = []
         else:
             level.append(statement)
-    return (*shared, *_share_in_level(level, parameters, blocks))
+    return (*shared, *_share_in_level(level, parameters, blocks, written))
 
 
 @dataclass(slots=True)
@@ -66,12 +71,12 @@ class _Loop:
 
 
 def _share_in_level(
-    level: Sequence[k.Statement], parameters: Set[str], blocks: int
+    level: Sequence[k.Statement], parameters: Set[str], blocks: int, written: Set[str]
 ) -> Sequence[k.Statement]:
     sections = [s for s in level if isinstance(s, k.Section)]
     if len(sections) < LEAST_TIMES:
         return level
-    candidates, loops = _find_candidates(sections, parameters, blocks)
+    candidates, loops = _find_candidates(sections, parameters, blocks, written)
     if all(candidate.times < LEAST_TIMES for candidate in candidates.values()):
         return level
     for loop in loops:
@@ -90,11 +95,13 @@ def _share_in_level(
 
 
 def _find_candidates(
-    sections: Sequence[k.Section], parameters: Set[str], blocks: int
+    sections: Sequence[k.Section], parameters: Set[str], blocks: int, written: Set[str]
 ) -> tuple[dict[str, _Candidate], list[_Loop]]:
     """What each loop computes of nothing that its own level stores or that differs from thread to thread; operands
     first."""
-    arrays = parameters - find_written(sections)
+    loaded = {s.array for section in sections for s in section.body if isinstance(s, k.Load)}
+    # To look through all loops takes longer than what follows, and an optimizer's rate is an argument.
+    arrays = parameters - find_written(sections) if loaded & written else loaded & parameters
     candidates: dict[str, _Candidate] = {}
     known: dict[tuple[object, ...], str] = {}  # nameless
     loops: list[_Loop] = []

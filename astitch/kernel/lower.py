@@ -99,7 +99,8 @@ def lower(
             shared_in_level = True
         body.append(section)
     arrays = {p.name for p in declarations.parameters.values()}
-    shared = share_values(body, arrays, grid)
+    written = {p.name for p in declarations.parameters.values() if p.written}
+    shared = share_values(body, arrays, grid, written)
     kernel = _assemble(declarations, name, grid, blocks_per_sm, shared)
     return kernel, tuple(declarations.notes)
 

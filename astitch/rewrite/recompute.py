@@ -6,7 +6,8 @@ later stage is given ops of its own.  Which ones is a minimum cut between what m
 cut through a value costs its store and its load; an op that is computed again costs what it executes.
 
 Single numbers are no matter of bytes.  A stage computes those again that take a few ops from what is in memory.  Else
-the kernel that stores one is waited for by the others that read it, and its own loops wait at a barrier.
+the kernel that stores one is waited for by the others that read it, and its own loops wait at a barrier.  So it is for
+a number that is a result, such as the count of an optimizer's steps: what reads it has one of its own.
 """
 
 from __future__ import annotations
@@ -120,10 +121,67 @@ def recompute(staged: Staged) -> Staged:
     again, notes = _choose_all(staged, outside, frozenset())
     if lost := _find_lost(staged, outside, again):
         again, notes = _choose_all(staged, outside, lost)
-    if not again:
+    if again:
+        graph, stage = _write(staged.graph, staged.stage, outside, again)
+        staged = replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
+    return _part_numbers(staged)
+
+
+def _part_numbers(staged: Staged) -> Staged:
+    """The same function; ops that read a stored number of their stage read one that is not stored, if it takes a few
+    ops from what is in memory.
+
+    A kernel that stores a number and reads it again would do that in two loops with a barrier between them.  Adam's
+    moments would be loaded again behind it, for the step that waits for the count.
+    """
+    outside = {**staged.outside, **staged.held}
+    graph, stage = staged.graph, dict(staged.stage)
+    traffic = _Traffic(graph, stage, outside, frozenset())
+    spread = _find_spread(traffic)
+    ops: dict[str, frozenset[str]] = {}  # of each number of a few ops, those that it takes
+    own: dict[str, str] = {}
+    nodes: dict[str, Node] = {}
+    taken = set(graph.nodes)
+    for node in graph:
+        name = node.name
+        nodes[name] = node
+        if not traffic.is_stitched(name):
+            continue
+        mine = (own[o] if o in own and stage[o] == stage[name] else o for o in node.operands)
+        again = replace(node, operands=tuple(mine))
+        # A view of what is stored is stored with it.
+        is_view = OPS[node.op].is_view and again != node
+        if not is_view:
+            nodes[name] = again
+        if not isinstance(node.type, ArrayType) or node.array.size != 1:
+            continue
+        here = [o for o in node.operands if not traffic.is_earlier(o, stage[name])]
+        if not traffic.may_repeat(name) or not all(o in ops for o in here):
+            continue
+        ops[name] = frozenset({name}).union(*(ops[o] for o in here))
+        if len(ops[name]) > MOST_OPS_OF_NUMBERS:
+            del ops[name]
+        elif name in spread and (is_view or name in traffic.kept):
+            own[name] = free_name(f"{name}.again", taken)
+            taken.add(own[name])
+            nodes[own[name]] = replace(again, name=own[name])
+            stage[own[name]] = stage[name]
+    if not own:
         return staged
-    graph, stage = _write(staged.graph, staged.stage, outside, again)
-    return replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
+    live = keep_live_nodes(nodes, graph.outputs)
+    written = Graph(graph.name, live, graph.parameters, graph.outputs, graph.aliases)
+    return replace(staged, graph=written, stage={name: stage[name] for name in live})
+
+
+def _find_spread(traffic: _Traffic) -> set[str]:
+    """The numbers that ops of arrays read, perhaps by way of other numbers."""
+    graph, spread = traffic.graph, set[str]()
+    for node in reversed(list(graph)):
+        if isinstance(node.type, ArrayType) and node.array.size == 1:
+            users = (graph[user] for user in graph.users[node.name] if traffic.is_stitched(user))
+            if any(user.name in spread or array_of(user).size > 1 for user in users):
+                spread.add(node.name)
+    return spread
 
 
 def _choose_all(

@@ -21,6 +21,7 @@ from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.fold import count_folded
 from astitch.kernel.lower import REGISTERS_FOR_CODE, lower
 from astitch.kernel.shared_memory import place_shared
 from astitch.kernel.visit_statements import list_statements
@@ -61,8 +62,8 @@ MOST_OBSERVED = 6
 """Kernels of one scope that are compiled until one is found that does not spill."""
 
 LONG_CODE = 2400
-"""Statements of one kernel: beyond it the CUDA compiler takes 10 s and more.  It is not asked, and the kernel is split
-if that is worth it."""
+"""Statements of one kernel, equal sections counted once: beyond it the CUDA compiler takes 10 s and more.  It is not
+asked, and the kernel is split if that is worth it."""
 
 CANDIDATES = 480
 """Ops times candidates that are lowered for a scope: 8 candidates for 60 ops, none beyond 240."""
@@ -361,7 +362,7 @@ def plan_scope(
     if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it
         return wanted[0]
     first, second = wanted[:2]
-    short = count_statements(first.kernel.body) <= LONG_CODE
+    short = count_folded(first.kernel) <= LONG_CODE
     likely = short and _spare_registers(first, gpu) <= LIKELY_REGISTERS
     if likely and _spare_registers(second, gpu) <= DOUBTFUL_REGISTERS:
         compile_early(second)  # asked one after the other they would take twice as long
@@ -458,7 +459,7 @@ def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
     """Does the compiler say so?  It is asked only where the estimate is near the bound, and of no long kernel."""
     if observe is None or _spare_registers(plan, gpu) > DOUBTFUL_REGISTERS:
         return False
-    if count_statements(plan.kernel.body) > LONG_CODE:
+    if count_folded(plan.kernel) > LONG_CODE:
         return False
     used = observe(plan)
     return used is not None and used.spill_store_bytes + used.spill_load_bytes > 0

@@ -20,6 +20,7 @@ from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.fold import count_folded
 from astitch.scope.structure import Structure, structure_of
 from astitch.search.fusion_explorer import (
     MAX_STATEMENTS,
@@ -176,7 +177,7 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
     projection: of its kernel, with the compiler's registers or estimated ones.
     """
     kernel, time_us = plan.kernel, projection.time_us
-    statements = count_statements(kernel.body)
+    statements = count_folded(kernel)
     if statements > LONG_CODE:
         detail = f"{statements} statements, at most {LONG_CODE} compile fast"
         return Reason(Symptom.CODE_SIZE, detail)
@@ -246,6 +247,7 @@ class _Splitter:
         self.planned_us: dict[Structure, float] = {}
         self.best: dict[Structure, _Best] = {}
         self.proposals: dict[Structure, Proposal | None] = {}
+        self.reasons: dict[Structure, Reason | None] = {}
         self.unplanned: dict[Structure, _Best] = {}
 
     def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
@@ -295,7 +297,15 @@ class _Splitter:
     def find_reason(
         self, plan: Plan, structure: Structure, projection: Projection
     ) -> Reason | None:
-        """A symptom; or that XLA's fusions may be faster, for all that is known without planning them."""
+        """A symptom; or that XLA's fusions may be faster, for all that is known without planning them.  It is looked
+        for once in each structure."""
+        if structure not in self.reasons:
+            self.reasons[structure] = self.look_for_reason(plan, structure, projection)
+        return self.reasons[structure]
+
+    def look_for_reason(
+        self, plan: Plan, structure: Structure, projection: Projection
+    ) -> Reason | None:
         if reason := why_split(plan, self.gpu, projection):
             return reason
         bound_us = _bound_us(Symptom.XLA, projection.time_us)
@@ -322,7 +332,7 @@ class _Splitter:
         if structure not in self.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
-            observed = in_doubt and count_statements(plan.kernel.body) <= LONG_CODE
+            observed = in_doubt and count_folded(plan.kernel) <= LONG_CODE
             resources = self.observe(plan) if observed else None
             self.judged[structure] = self.project(plan, resources) if resources else projection
         return self.judged[structure]
