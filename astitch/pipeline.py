@@ -43,7 +43,7 @@ from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
-from astitch.search.bound_memory import bound_memory
+from astitch.search.bound_memory import bound_memory, most_of_memory
 from astitch.search.build_program import build_program, emit_kernels
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
@@ -216,6 +216,11 @@ def _leave(graph: Graph, job: Job) -> Left:
     return Left(graph, reasons, products)
 
 
+def _recompute(staged: Staged, job: Job) -> Staged:
+    assert job.plain
+    return recompute(staged, most_of_memory(job.plain))
+
+
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
     return stitch_remotely(found, layouts_apart=job.target.in_xla)
 
@@ -320,7 +325,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("leave", _leave),
     Pass("choose_stages", lambda left, job: choose_stages(left)),
-    Pass("recompute", lambda staged, job: recompute(staged), if_it_fails=PASS_LEFT_OUT),
+    Pass("recompute", _recompute, if_it_fails=PASS_LEFT_OUT),
     Pass(
         "give_operands",
         lambda staged, job: give_operands(staged),

@@ -13,6 +13,7 @@ a number that is a result, such as the count of an optimizer's steps: what reads
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,9 @@ in that time.  The operations that the kernels have already leave about half of 
 LONG_LIVED, HELD_PRICE = 4, 2
 """A value that is read more than so many stages later, as many products wait for each other, takes memory meanwhile.
 So does one that is kept over a stage in which the most is alive.  Storing and loading it counts so many times."""
+
+DEAR_PRICE = 4
+"""The same where a program would take more memory than it may."""
 
 COPIED_PRICE = 3
 """The same for a donated parameter whose memory a result took over before: XLA copies it first."""
@@ -111,16 +115,32 @@ class Staged:
         return "\n".join([*lines, *map(str, self.recomputed)])
 
 
-def recompute(staged: Staged) -> Staged:
+def recompute(staged: Staged, most_bytes: float = math.inf) -> Staged:
     """The same function; later stages compute again what is not worth keeping.
 
+    most_bytes: where stages would keep more for others than so many bytes, memory is dearer.
     An op that no stage but later ones needs any more is theirs: the first of them has its name.  So is a result of the
     program.  No stage reads a donated parameter again once a result has taken over its memory: XLA would copy it first.
     """
+    found = _recompute(staged, HELD_PRICE)
+    kept = count_kept(found) if math.isfinite(most_bytes) else 0
+    if kept <= most_bytes:
+        return found
+    dear = _recompute(staged, DEAR_PRICE)
+    return dear if count_kept(dear) < kept else found
+
+
+def count_kept(staged: Staged) -> int:
+    """The most bytes that are kept behind a stage for later ones."""
+    traffic = _Traffic(staged.graph, staged.stage, {**staged.outside, **staged.held}, frozenset())
+    return max(traffic.list_kept().values(), default=0)
+
+
+def _recompute(staged: Staged, price: int) -> Staged:
     outside = {**staged.outside, **staged.held}
-    again, notes = _choose_all(staged, outside, frozenset())
+    again, notes = _choose_all(staged, outside, frozenset(), price)
     if lost := _find_lost(staged, outside, again):
-        again, notes = _choose_all(staged, outside, lost)
+        again, notes = _choose_all(staged, outside, lost, price)
     if again:
         graph, stage = _write(staged.graph, staged.stage, outside, again)
         staged = replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
@@ -185,10 +205,10 @@ def _find_spread(traffic: _Traffic) -> set[str]:
 
 
 def _choose_all(
-    staged: Staged, outside: Mapping[str, str], lost: frozenset[str]
+    staged: Staged, outside: Mapping[str, str], lost: frozenset[str], price: int
 ) -> tuple[dict[int, frozenset[str]], list[Recomputed]]:
-    """The ops that each stage computes again.  lost: see _find_lost."""
-    traffic = _Traffic(staged.graph, staged.stage, outside, lost)
+    """The ops that each stage computes again.  lost: see _find_lost.  price: of what is held, see HELD_PRICE."""
+    traffic = _Traffic(staged.graph, staged.stage, outside, lost, price)
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
     left = FREE_VERTICES + VERTICES_PER_OP * len(staged.graph.nodes)
@@ -243,8 +263,10 @@ class _Traffic:
         stage: Mapping[str, int],
         outside: Mapping[str, str],
         lost: frozenset[str],
+        held_price: int = HELD_PRICE,
     ) -> None:
         self.graph, self.stage, self.outside, self.lost = graph, stage, outside, lost
+        self.held_price = held_price
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         read = (o for name in outside for o in graph[name].operands)
         self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
@@ -267,8 +289,8 @@ class _Traffic:
                 self.readers.setdefault(stored_value(graph, operand), set()).add(here)
         self.full = sorted(self.find_full())
 
-    def find_full(self) -> set[int]:
-        """The stages behind which about the most bytes are kept for later ones."""
+    def list_kept(self) -> dict[int, int]:
+        """The bytes that are kept for later stages, by the stages behind which they change."""
         grows: Counter[int] = Counter()
         for base, last in self.last.items():
             node = self.graph[base]
@@ -281,6 +303,11 @@ class _Traffic:
         for number in sorted(grows):
             alive += grows[number]
             kept[number] = alive
+        return kept
+
+    def find_full(self) -> set[int]:
+        """The stages behind which about the most bytes are kept for later ones."""
+        kept = self.list_kept()
         most = max(kept.values(), default=0)
         if most < LEAST_PEAK:
             return set()
@@ -323,9 +350,9 @@ class _Traffic:
             return size * COPIED_PRICE
         if self.in_memory(name):
             kept_until = self.here if self.graph[base].is_parameter else self.last.get(base, 0)
-            return size * HELD_PRICE if self.is_held(kept_until) else size
+            return size * self.held_price if self.is_held(kept_until) else size
         moved = size + size // max(len(self.readers.get(base, ())), 1)
-        return moved * HELD_PRICE if self.is_held(self.stage[base]) else moved
+        return moved * self.held_price if self.is_held(self.stage[base]) else moved
 
     def effort(self, node: Node) -> int:
         """The same for computing it."""

@@ -60,7 +60,7 @@ def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph) -> Scopes:
     given = sum(plain[name].array.bytes for name in plain.parameters)
     if whole < LEAST_PEAK or scopes.barriers or whole <= given * (SHARE - 1):
         return scopes
-    limit = SHARE * (given + estimate_plain_peak(plain)) - given
+    limit = most_of_memory(plain)
     if whole <= limit:
         return scopes
     search = _Search(scopes, gpu, steps)
@@ -68,6 +68,12 @@ def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph) -> Scopes:
     apart = search.order(groups)[1].peak
     limit = max(limit, MARGIN * (given + apart) - given)
     return scopes if whole <= limit else search.divide(groups, limit)
+
+
+def most_of_memory(plain: Graph) -> float:
+    """The bytes beside its arguments that a program may take, where XLA alone is estimated to need so many."""
+    given = sum(plain[name].array.bytes for name in plain.parameters)
+    return SHARE * (given + estimate_plain_peak(plain)) - given
 
 
 Groups = Mapping[str, Sequence[Sequence[int]]]

@@ -30,7 +30,7 @@ from astitch.rewrite.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, re
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes
+from astitch.stitch_scope import Left, Scopes, choose_stages
 from tests.hlo_runner import lower, run_xla
 from tests.scopes import find_scopes
 
@@ -362,3 +362,31 @@ def test_gates_keep_nothing_but_what_products_keep(name: str, dtype: Any) -> Non
     graph = imported(gate(SILU[name]), *(normal(*shape).astype(dtype) for shape in shapes))
     assert count_kept(find_scopes(graph)) == 0
     assert count_kept(find_scopes(graph, again=False)) > 0
+
+
+def excite(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+    """Layers whose activation is read again behind a product of its own mean (squeeze and excitation)."""
+    for w, v in weights:
+        y = jax.nn.silu(x @ w)
+        gate = jax.nn.sigmoid(jnp.mean(y.astype(jnp.float32), 1) @ v).astype(y.dtype)
+        x = x + (y * gate[:, None]) @ w.T
+    return jnp.square(x.astype(jnp.float32)).sum()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_memory_is_dearer_where_too_much_is_kept(dtype: Any) -> None:
+    x = normal(8, 256, 128).astype(dtype)
+    weights = [(normal(128, 512).astype(dtype), normal(512, 512)) for _ in range(4)]
+    graph = imported(jax.grad(excite, 1), x, weights)
+    staged = choose_stages(Left(graph))
+    found, dear = recompute(staged), recompute(staged, 0)
+    arguments = random_arguments(graph, 0)
+    for one, other in zip(
+        run_graph(found.graph, arguments), run_graph(dear.graph, arguments), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert recompute(staged, recompute_module.count_kept(found)) == found
+    if dtype is jnp.bfloat16:
+        assert recompute_module.count_kept(dear) <= 0.9 * recompute_module.count_kept(found)
+    else:
+        assert recompute_module.count_kept(dear) <= recompute_module.count_kept(found)
