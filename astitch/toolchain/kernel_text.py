@@ -22,6 +22,9 @@ _TOKEN = re.compile(
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _ENTRY = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?([A-Za-z_]\w*)\s*\(")
 
+_SHARED = re.compile(r"\bASTITCH_SHARED\s*\([^,()]*,\s*([A-Za-z_]\w*)\s*,")
+"""A declaration by a macro of the headers."""
+
 _NEVER = frozenset(
     """
     alignas alignof asm auto bool break case catch char class const constexpr continue decltype default delete do double
@@ -84,7 +87,7 @@ def _form_of(source: str) -> str:
     tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(source) if m.lastgroup != "skip"]
     words = [(kind, text) for kind, text in tokens if kind != "space"]
     entries = frozenset(_ENTRY.findall(source))
-    declared: set[str] = set()
+    declared = set(_SHARED.findall(source))
     members: set[str] = set()
     around = zip([("", ""), *words], words, [*words[1:], ("", "")], strict=False)
     for (before_kind, before), (kind, text), (_, after) in around:

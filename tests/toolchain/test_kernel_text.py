@@ -22,10 +22,12 @@ struct Sum { float f0; };
 extern "C" __global__ void __launch_bounds__(256) stitch_7(
     const float* __restrict__ p_offset_1, float* __restrict__ p_add) {
   ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED(float, offset_1_now_0, 0, 16);
   const int at = blockIdx.x * 256 + threadIdx.x;
   Sum offset_1_sum; offset_1_sum.f0 = 0.0f;
   for (int k = 0; k < 4; ++k) {
     const float offset_1 = p_offset_1[at];  // "a // comment"
+    offset_1_now_0[k] = offset_1;
     offset_1_sum.f0 = hlo_add(offset_1_sum.f0, offset_1);
   }
   p_add[at] = hlo_multiply(offset_1_sum.f0, 1e-12f);
@@ -45,6 +47,7 @@ OTHER_LAYER = rename(
     p_offset_1="p_gamma_0",
     p_add="p_add_565",
     offset_1="gamma",
+    offset_1_now_0="gamma_now_0",
     offset_1_sum="gamma_sum",
 )
 
