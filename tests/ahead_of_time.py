@@ -18,6 +18,7 @@ import pytest
 from astitch.device.gpu import preset
 from astitch.profiling.xla_ahead import write_target_config
 from astitch.xla.hook import Stitching, is_worth, read_module, stitch_module
+from tests.waits import label_kernels, label_ops
 
 GPU = "h100"
 
@@ -48,10 +49,12 @@ class Seen:
 
 
 @contextlib.contextmanager
-def hooked(*, stitches: bool = True, attention: bool = True) -> Iterator[Seen]:
+def hooked(
+    *, stitches: bool = True, attention: bool = True, labels: bool = False
+) -> Iterator[Seen]:
     """Programs that are compiled here go through astitch; with stitches=False they are only looked at.
 
-    attention: see astitch.enable."""
+    attention: see astitch.enable.  labels: instructions carry their names through the compilation, see waits.py."""
     from jax.extend import xla
 
     seen = Seen()
@@ -60,11 +63,15 @@ def hooked(*, stitches: bool = True, attention: bool = True) -> Iterator[Seen]:
     def transform(data: bytes) -> bytes | None:
         seen.modules.append(data)
         try:
-            module = read_module(data)
+            given = label_ops(data) if labels else data
+            module = read_module(given)
             if not stitches or not is_worth(module):
-                return None
-            seen.stitchings.append(stitch_module(module, preset(GPU), attention=attention))
-            return seen.stitchings[-1].module
+                return given if labels else None
+            stitching = stitch_module(module, preset(GPU), attention=attention)
+            seen.stitchings.append(stitching)
+            if labels:
+                return label_kernels(stitching) if stitching.module else given
+            return stitching.module
         except BaseException as error:
             errors.append(error)
             return None

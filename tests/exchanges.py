@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from astitch.device.gpu import Gpu
+from astitch.hlo.schema import decode
 from astitch.hlo.shapes import read_type, shape_leaves
 from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.xla.hook import read_module
@@ -36,9 +37,7 @@ def read_compiled(compiled: Any) -> Any:
 def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
     """The collectives of a program, those in bodies of loops once.  compiled: a jax.stages.Compiled."""
     module = read_compiled(compiled)
-    prices = {
-        k.name: k.bound_us or 0.0 for k in read_xla_kernels(_serialize(compiled), gpu).kernels
-    }
+    price = read_prices(compiled, gpu)
     schedule = {s.computation_id: s.sequence.instruction_ids for s in module.schedule.sequences}
     computations = {c.id: c for c in module.computations}
     found: list[Exchange] = []
@@ -46,9 +45,9 @@ def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
         by_id = {i.id: i for i in computation.instructions}
         order = [by_id[number] for number in schedule.get(computation.id, by_id)]
         for place, instruction in enumerate(order):
-            if kind := _find_kind(instruction, computations):
-                rest = order[place + 1 :]
-                hidden = _sum_until_done(instruction.id, rest, prices)
+            if kind := find_kind(instruction, computations):
+                between = list_until_done(instruction.id, order[place + 1 :])
+                hidden = sum(map(price, between))
                 found.append(Exchange(kind, _count_bytes(instruction, by_id), hidden))
     return found
 
@@ -71,7 +70,7 @@ def count_collectives(module: Any) -> Counter[tuple[str, int]]:
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
         for instruction in computation.instructions:
-            if kind := _find_kind(instruction, computations):
+            if kind := find_kind(instruction, computations):
                 place = "" if computation.id == module.entry_computation_id else " in a body"
                 counts[kind + place, _count_bytes(instruction, by_id)] += 1
     return counts
@@ -82,7 +81,7 @@ def _serialize(compiled: Any) -> bytes:
     return bytes(module.as_serialized_hlo_module_proto())
 
 
-def _find_kind(instruction: Any, computations: Mapping[int, Any]) -> str:
+def find_kind(instruction: Any, computations: Mapping[int, Any]) -> str:
     """The collective that an instruction starts; '' for any other.
 
     One that XLA wraps in an asynchronous computation is counted where it starts.
@@ -117,21 +116,39 @@ def _size(shape: Any) -> int:
     )
 
 
-def _sum_until_done(start: int, rest: Sequence[Any], prices: Mapping[str, float]) -> float:
-    """The work between a start and its end."""
-    total = 0.0
+def list_until_done(start: int, rest: Iterable[Any]) -> list[Any]:
+    """The instructions between a start and its end; none where the schedule does not split them."""
+    between: list[Any] = []
     for instruction in rest:
         if instruction.opcode.endswith(b"-done") and start in instruction.operand_ids:
-            return total
-        total += _price(instruction, prices)
-    return 0.0
+            return between
+        between.append(instruction)
+    return []
 
 
-def _price(instruction: Any, prices: Mapping[str, float]) -> float:
-    for entry in instruction.frontend_attributes.map:
-        if entry.key == b"latency_metadata":
-            return int(entry.value) / 1e3
-    return prices.get(instruction.name.decode(), 0.0)
+def read_prices(compiled: Any, gpu: Gpu) -> Callable[[Any], float]:
+    """The projected us of an instruction of a program; of a loop those of all its turns.
+
+    compiled: a jax.stages.Compiled.
+    """
+    launched = read_xla_kernels(_serialize(compiled), gpu).kernels
+    prices = {kernel.name: kernel.bound_us or 0.0 for kernel in launched}
+    computations = {c.id: c for c in read_compiled(compiled).computations}
+
+    def price(instruction: Any) -> float:
+        if instruction.opcode in HOLDERS:
+            called = (computations[number] for number in instruction.called_computation_ids)
+            return sum(price(inner) for computation in called for inner in computation.instructions)
+        for entry in instruction.frontend_attributes.map:
+            if entry.key == b"latency_metadata":
+                return int(entry.value) / 1e3
+        return prices.get(decode(instruction.name), 0.0)
+
+    return price
+
+
+HOLDERS = (b"while", b"conditional", b"call")
+"""What runs other computations, step by step."""
 
 
 def sum_hidden(exchanges: Iterable[Exchange]) -> float:
