@@ -44,12 +44,6 @@ LEFT_OUT = -1e9
 
 _REDUCERS: Mapping[str, np.ufunc] = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
 
-_LINEAR = frozenset(("add", "subtract", "multiply", "divide", "negate", "convert"))
-"""What may stand between sources.  Comparisons may not: they are not exposed by what is drawn for their operands."""
-
-_MULTIPLES = frozenset(("multiply", "divide", "convert", "select"))
-"""What may stand between a condition and what rows are multiplied by."""
-
 MOST_MULTIPLIER = 1e3
 """Larger numbers leave scores out to which they are added."""
 
@@ -197,7 +191,7 @@ class RowFunctions:
         ops, read, pending = set[str](), set[str](), [name]
         while pending:
             node = self.graph[pending.pop()]
-            if node.op not in _LINEAR or not node.dtype.is_float or node.dtype.bytes < 2:
+            if not _is_linear(node):
                 return None
             ops.add(node.name)
             if len(ops) > MOST_DERIVED:
@@ -219,7 +213,7 @@ class RowFunctions:
         while self.graph[current].dtype is not DType.PRED:
             node = self.graph[current]
             varying = [o for o in node.operands if read_scalar(self.graph, o) is None]
-            if node.op not in _MULTIPLES or len(varying) != 1 or len(ops) > MOST_DERIVED:
+            if not _is_linear(node) or len(varying) != 1 or len(ops) > MOST_DERIVED:
                 return None
             ops.add(current)
             (current,) = varying
@@ -423,6 +417,13 @@ class RowFunctions:
         dtype = DType.F64 if node.dtype.is_float else node.dtype
         wide = replace(node, type=ArrayType(dtype, equal[0].shape))
         return np.asarray(row.meaning(wide, *equal))
+
+
+def _is_linear(node: Node) -> bool:
+    """May it stand between sources?  Comparisons may not: what is drawn for their operands does not expose them."""
+    if isinstance(node.type, TupleType) or not OPS[node.op].is_linear:
+        return False
+    return node.dtype.is_float and node.dtype.bytes >= 2
 
 
 def read_scalar(graph: Graph, name: str) -> float | None:

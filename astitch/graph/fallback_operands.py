@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.finished_products import Finished
-from astitch.graph.ir import Graph, Node, ScatterAttrs
+from astitch.graph.ir import Graph, Node, ScatterAttrs, SortAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 
@@ -42,8 +42,8 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
             continue
         if isinstance(node.attrs, ScatterAttrs):
             members = _choose_members(graph, node, left)
-        elif node.op == "sort":
-            members = set().union(*(_trace_iota(graph, o, left) for o in node.operands))
+        elif isinstance(node.attrs, SortAttrs):
+            members = set().union(*(_trace_embedded(graph, o, left) for o in node.operands))
         else:
             continue
         own: dict[str, str] = {}  # the names of copies
@@ -71,17 +71,15 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
     return Finished(replace(graph, nodes=keep_live_nodes(nodes, graph.outputs)), found)
 
 
-def _trace_iota(graph: Graph, name: str, left: Collection[str]) -> set[str]:
-    """An iota, with its repetitions; nothing for other values."""
+def _trace_embedded(graph: Graph, name: str, left: Collection[str]) -> set[str]:
+    """The ops of an iota or a number that is moved or repeated; none for other values."""
     traced: set[str] = set()
-    while name not in left:
+    while name in graph.embedded and name not in left and not graph[name].is_constant:
         traced.add(name)
-        if graph[name].op == "iota":
-            return traced
-        if OPS[graph[name].op].kind is not Kind.BROADCAST:
+        if not graph[name].operands:
             break
         (name,) = graph[name].operands
-    return set()
+    return traced
 
 
 def _choose_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[str]:

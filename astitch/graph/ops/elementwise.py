@@ -778,7 +778,15 @@ _ON_TILES = frozenset(
 )
 """Ops that XLA computes on the tiles of a product.  Seen with jax 0.12: not sign and is-finite."""
 
+_LINEAR = frozenset("add convert divide multiply negate select subtract".split())
+"""Sums and multiples of their operands."""
+
 ROWS = {
-    name: replace(row, takes_complex=name in _OF_COMPLEX, on_tiles=name in _ON_TILES)
+    name: replace(
+        row,
+        takes_complex=name in _OF_COMPLEX,
+        on_tiles=name in _ON_TILES,
+        is_linear=name in _LINEAR,
+    )
     for name, row in _ROWS.items()
 }

@@ -125,6 +125,7 @@ class Op:
     takes_complex: bool = False  # element-wise: `cuda` knows complex numbers too
     on_tiles: bool = False  # element-wise, and XLA's products go on with it
     is_approximate: bool = False  # the special function unit has it, to some 22 bits
+    is_linear: bool = False  # element-wise, and of floats a sum or a multiple of what it reads
     carries_narrow: bool = False  # a value on its way to a conversion may go through it
     is_pointwise: bool = False  # no kernel has it, but it works on arrays position by position
     is_view: bool = False  # the result is its operand's row-major buffer under another shape
