@@ -10,6 +10,7 @@ from astitch.graph.finished_products import Finished
 from astitch.graph.ir import Graph, Node, ScatterAttrs, SortAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
+from astitch.graph.storage import stored_value
 
 AS_ITS_OPERAND = "XLA computes it as an operand of %"
 """The reason to leave an op; the name of the scatter or sort follows."""
@@ -52,7 +53,7 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
             if name in graph.outputs or any(
                 u in own or u not in {*members, node.name} for u in users
             ):
-                own[name] = free_name(f"{name}.scattered", names)
+                own[name] = free_name(f"{name}.operand", names)
                 names.add(own[name])
         for name in (*members, node.name):
             operands = tuple(own.get(o, o) for o in graph[name].operands)
@@ -93,21 +94,33 @@ def _choose_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[s
 
 
 def _find_repeated(graph: Graph, scatter: Node, left: Collection[str]) -> set[str]:
-    """What gives the updates by cheap ops, whoever else reads it, down to values that are much smaller."""
+    """What gives the updates by cheap ops, whichever kernels read it too, down to values that are much smaller.
+
+    What others than kernels read is stored anyway.  A donated parameter is not read again: XLA would copy it for the
+    result that takes over its memory.
+    """
     targets, given = _split(scatter)
     updates = given[1:]
     least = sum(graph[name].array.bytes for name in updates) / SMALL
+    donated = {graph.parameters[number] for _, number in graph.aliases}
+
+    def stays(node: Node) -> bool:
+        readers = {*graph.users[node.name]} - {scatter.name}
+        stored = node.name in graph.outputs or not all(
+            OPS[graph[r].op].is_view or _is_stitched(graph, graph[r], left) for r in readers
+        )
+        kept = any(stored_value(graph, o) in donated for o in node.operands)
+        return stored or kept or node.name in targets or node.name in left
+
     members: set[str] = set()
     waiting = list(updates)
     while waiting:
-        name = waiting.pop()
-        node = graph[name]
-        stays = name in targets or name in graph.outputs or name in left
-        if name in members or stays or not _is_by_element(graph, node):
+        node = graph[waiting.pop()]
+        if node.name in members or not _is_by_element(graph, node) or stays(node):
             continue
         if node.array.bytes <= least or OPS[node.op].is_approximate:
             continue
-        members.add(name)
+        members.add(node.name)
         waiting += node.operands
     return members if len(members) <= MOST_REPEATED else set()
 

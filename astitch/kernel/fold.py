@@ -115,17 +115,33 @@ def count_folded(kernel: k.Kernel) -> int:
         if not isinstance(part, Stretch):
             total += sum(1 for _ in list_statements((part,)))
             continue
-        alike: dict[tuple[object, ...], int] = {}
+        alike: dict[str, list[int]] = {}  # the statements of sections of a form
         for section in part.sections:
-            kinds = (*(type(s) for s in list_statements(section.body)), takes_one(section))
-            alike[kinds] = alike.get(kinds, 0) + 1
-        whole = sum((len(kinds)) * times for kinds, times in alike.items())
+            count = sum(1 for _ in list_statements(section.body)) + 1
+            alike.setdefault(_sketch(section), []).append(count)
+        apart = sum(map(sum, alike.values()))
         folded = sum(
-            len(kinds) + LINES_OF_A_CHOICE * times if times >= LEAST_EQUAL else len(kinds) * times
-            for kinds, times in alike.items()
+            counts[0] + LINES_OF_A_CHOICE * len(counts)
+            if len(counts) >= LEAST_EQUAL
+            else sum(counts)
+            for counts in alike.values()
         )
-        total += folded if whole - folded >= LEAST_SAVED else whole
+        total += folded if apart - folded >= LEAST_SAVED else apart
     return total
+
+
+_STRETCHED = re.compile(r"(extent|tasks)=\d+")
+"""What may differ where the text does not: how far an index goes, unless it is a loop's or a guard's."""
+
+_QUOTED = re.compile(r"'([^']*)'")
+
+
+def _sketch(section: k.Section) -> str:
+    """What the text of a section follows from, with its names numbered in the order of appearance."""
+    threads = (section.outer_threads, section.row_threads, section.col_threads)
+    numbers: dict[str, int] = {}
+    shown = _STRETCHED.sub(r"\1", repr((threads, section.body)))
+    return _QUOTED.sub(lambda found: str(numbers.setdefault(found[1], len(numbers))), shown)
 
 
 # ---- which are equal --------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
+from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.hlo import schema
 from astitch.hlo.attention import FORWARD, GRADIENT
@@ -131,7 +132,15 @@ def stitch_module(
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
     if not kernels:
         return Stitching(compilation, None, reason=NOTHING)
-    tell_latencies(new, gpu)
+    faults = FaultLog(strict or None)
+    faults.attempt(
+        lambda: tell_latencies(new, gpu),
+        lambda: None,
+        stage="tell_latencies",
+        subject=graph.name,
+        cost="XLA's scheduler uses its own times of products",
+    )
+    compilation = replace(compilation, faults=(*compilation.faults, *faults.found))
     return Stitching(compilation, graft(module, new), kernels)
 
 

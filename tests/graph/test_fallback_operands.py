@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ NONE = {
         segment_sum(t[i] * (y := jnp.tanh(x)), i),
         y.sum(),
     ),
+    "read by a product too": lambda x, i, t: (segment_sum(y := t[i] / x[:, :1], i), y @ t.T),
     "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
     "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
 }
@@ -94,3 +96,16 @@ def test_a_sort_counts_what_it_sorts() -> None:
         assert found.products[counted] == sort.name
         assert found.graph.users[counted] == (sort.name,)
     assert {found.graph[name].op for name in found.products} <= {"iota", "broadcast"}
+
+
+def test_no_donated_parameter_is_read_again() -> None:
+    """XLA would copy it for the result that takes over its memory."""
+
+    def step(x: Any, i: Any, t: Any) -> Any:
+        y = t[i] * x
+        return x + y * jnp.tanh(x).sum(), segment_sum(y, i[::-1])
+
+    graph = lower(step, X, IDS, TABLE)
+    assert find_fallback_operands(graph, ()).graph != graph
+    donated = replace(graph, aliases=((0, 0),))
+    assert find_fallback_operands(donated, ()).graph == donated

@@ -23,6 +23,7 @@ from astitch.hlo_import import import_hlo
 from astitch.kernel import fold
 from astitch.kernel import kernel_ir as k
 from astitch.run.host_engine import HostEngine
+from astitch.search.plan import count_statements
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
 
@@ -225,6 +226,20 @@ def test_a_barrier_parts_what_handed_on_shared_memory_from_sections_that_came_la
     before, _, after = source.partition("form = -1")
     assert before.index("loop 1:") < before.rindex("__syncthreads();")
     assert after.count("form ==") == 2
+
+
+def test_other_widths_are_counted_as_they_are_printed() -> None:
+    """How long a kernel is says whether it is compiled at all."""
+    counts = []
+    for step in (0, 2):
+        arrays = [np.zeros((64, 65 + step * n), np.float32) for n in range(24)]
+        compilation = compile_graph(import_hlo(lower(softmaxes, *arrays)), preset("h100"))
+        (plan,) = compilation.plans
+        printed = count_statements(plan.kernel.body)
+        assert printed >= fold.LONG_KERNEL
+        counts.append(fold.count_folded(plan.kernel) / printed)
+    equal, different = counts
+    assert equal < 0.5 and different > 0.9
 
 
 def test_few_equal_sections_stay_as_they_are() -> None:

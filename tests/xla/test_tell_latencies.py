@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from astitch.device.gpu import preset
 from astitch.hlo import schema
+from astitch.xla import hook
 from astitch.xla.tell_latencies import tell_latencies
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 from tests.exchanges import read_compiled, read_exchanges, sum_hidden
+from tests.jax_programs import lower_for_cuda
 from tests.xla.test_several_devices import sum_planned
 
 LATENCY = b"latency_metadata"
@@ -100,3 +104,16 @@ def test_more_work_is_beside_collectives_in_no_more_memory():
     assert planned[1] <= 1.02 * planned[0]
     hidden = [sum_hidden(read_exchanges(c, preset(GPU))) for c in (plain, stitched)]
     assert hidden[1] >= hidden[0]
+
+
+def test_an_error_costs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise KeyError("no such operand")
+
+    monkeypatch.setattr(hook, "tell_latencies", fail)
+    monkeypatch.setenv("ASTITCH_FAULTS", "")
+    data = lower_for_cuda(jax.nn.softmax, [np.zeros((512, 512), np.float32)])
+    stitching = hook.stitch_module(hook.read_module(data), preset("h100"))
+    assert stitching.kernels == 1
+    (fault,) = stitching.compilation.faults
+    assert fault.stage == "tell_latencies"
