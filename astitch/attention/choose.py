@@ -1,8 +1,8 @@
 """Who computes an attention that was found: cuDNN, kernels of our own, or the plain ops as before.
 
-The one with the least projected time is.  Of the plain ops that is the traffic of the scores, and the products at the
-speed of light.  What cuDNN takes was measured on an H100, as our own kernels were: on other GPUs its calls are taken
-where they fit.
+The one with the least projected time is.  Of the plain ops that is the traffic of the scores and of what is transposed
+around the products, and these at the speed of light.  What cuDNN takes was measured on an H100, as our own kernels
+were: on other GPUs its calls are taken where they fit.
 """
 
 from __future__ import annotations

@@ -96,7 +96,10 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
         _rate(128, 32, 8, 3, 287), _rate(64, 32, 4, 2, 225), _rate(128, 32, 8, 2, 301)
     ),
 }
-"""By (how products are computed, features of a tile, whether a band is)."""
+"""By (how products are computed, features of a tile, whether a band is).
+
+Of 128 features in 16 bits with a band, the two kernels of the gradient were timed together.
+"""
 
 WITH_BIAS = Tiling(64, 32, 4, 2)
 """The tiling where numbers have an element for each score: their tiles lie in shared memory too, beside all others."""
