@@ -98,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--jobs",
         type=int,
         default=1,
-        help="programs at a time; one is timed while others compile (their compile s say less then)",
+        help="programs that compile at a time (their compile s say less); each is timed alone",
     )
     parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the rows there, after each program")

@@ -102,7 +102,7 @@ def measure_program(
     """Writes the row to `out`.
 
     what: "check" compares results only, also without a GPU; "time" compares none.  attention: see astitch.enable.
-    turns: a file that the processes which measure at the same time lock in turns; compiling is outside of that.
+    turns: a file that processes lock: one measures at a time, while none compiles.
     """
     row = GpuRow(name, device=jax.devices()[0].device_kind)
     if jax.default_backend() != "gpu" and what != "check":
@@ -115,10 +115,13 @@ def measure_program(
 
 
 @contextmanager
-def hold(turns: Path) -> Iterator[None]:
-    """Waits until no other process holds the file."""
+def hold(turns: Path | None, *, alone: bool) -> Iterator[None]:
+    """Waits until no other process holds the file alone, or none at all if this one wants it alone."""
+    if turns is None:
+        yield
+        return
     with turns.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
@@ -140,33 +143,34 @@ def fill_row(
         except Exception as error:  # what one side cannot do is a result
             row.notes[stage] = describe(error)
 
-    program = make_program(row.name, small=small, seed=seed)
-    row.about = program.about
-    given = jax.device_get(jax.jit(program.make)())
     sides: list[Side] = []
     runners: list[Runner] = []
-    for name in names:
-        if name == "torch":
-            continue
-        with noting(name):
-            side = make_side(name, program, attention)
-            arguments = place(given)
-            start = time.perf_counter()
-            with side.within():
-                side.wait(side.step(*arguments))
-            row.compile_s[name] = time.perf_counter() - start
-            sides.append(side)
-            runners.append(make_runner(side, program, given))
-        yield
-    if "hook" in names:
-        import astitch
+    with hold(turns, alone=False):
+        program = make_program(row.name, small=small, seed=seed)
+        row.about = program.about
+        given = jax.device_get(jax.jit(program.make)())
+        for name in names:
+            if name == "torch":
+                continue
+            with noting(name):
+                side = make_side(name, program, attention)
+                arguments = place(given)
+                start = time.perf_counter()
+                with side.within():
+                    side.wait(side.step(*arguments))
+                row.compile_s[name] = time.perf_counter() - start
+                sides.append(side)
+                runners.append(make_runner(side, program, given))
+            yield
+        if "hook" in names:
+            import astitch
 
-        row.stitched = sum(entry.kernels for entry in astitch.report().programs)
-    if what != "check":
-        if "torch" in names:
+            row.stitched = sum(entry.kernels for entry in astitch.report().programs)
+        if what != "check" and "torch" in names:
             with noting("torch"):
                 runners += prepare_torch(row, small, seed)
-        with hold(turns) if turns else nullcontext():
+    if what != "check":
+        with hold(turns, alone=True):
             measure(row, sides, runners, given, noting)
         yield
     if what == "time":
