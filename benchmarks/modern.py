@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,29 @@ from benchmarks.modern_tables import (
 SCHEMA = "modern 1"
 
 
-def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Programs that one command runs.
+
+    module: the command's.  purpose: its docstring.  in_order: programs of which each side adds in a fixed order.
+    timeout_s: for one program.
+    """
+
+    module: str
+    purpose: str
+    names: Sequence[str]
+    in_order: Sequence[str] = ()
+    timeout_s: float = 180.0
+
+
+MODERN = Suite("benchmarks.modern", __doc__, list_names())
+
+
+def run_alone(name: str, options: argparse.Namespace, suite: Suite = MODERN) -> AheadRow | GpuRow:
     """The row of one program, made in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="modern_") as folder:
         out = Path(folder) / "row.json"
-        command = [sys.executable, "-m", "benchmarks.modern", "--alone", name, "--json", str(out)]
+        command = [sys.executable, "-m", suite.module, "--alone", name, "--json", str(out)]
         command += ["--size", options.size, "--seed", str(options.seed)]
         command += ["--sides", *options.sides]
         flags = ("ahead", "no-attention", "check", "only-time")
@@ -53,6 +71,8 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
         settings = {"ASTITCH_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         if options.ahead:
             settings["JAX_PLATFORMS"] = "cpu"
+        if name in suite.in_order:
+            settings["ASTITCH_DETERMINISTIC"] = "1"
         process = subprocess.Popen(
             command,
             env={**os.environ, **settings},
@@ -79,8 +99,8 @@ def run_alone(name: str, options: argparse.Namespace) -> AheadRow | GpuRow:
     return measured
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.modern", description=__doc__)
+def make_parser(suite: Suite = MODERN) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {suite.module}", description=suite.purpose)
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="only names that contain one of these"
     )
@@ -93,7 +113,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--no-attention", action="store_true", help="the hook gives no attention to cuDNN"
     )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one program")
+    parser.add_argument(
+        "--timeout", type=float, default=suite.timeout_s, help="seconds for one program"
+    )
     parser.add_argument(
         "--jobs",
         type=int,
@@ -114,8 +136,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = make_parser()
+def main(arguments: Sequence[str] | None = None, suite: Suite = MODERN) -> None:
+    parser = make_parser(suite)
     options = parser.parse_args(arguments)
     small = options.size == "small"
     if options.alone:
@@ -145,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data = json.loads(options.report.read_text())
         print_rows(read_rows(data), data["ahead"])
         return
-    names = [n for n in list_names() if not options.only or any(w in n for w in options.only)]
+    names = [n for n in suite.names if not options.only or any(w in n for w in options.only)]
     if not names:
         parser.error("no program of that name: --list lists them")
     if options.list:
@@ -154,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.ahead and not options.check and not count_gpus():
         print("no GPU here: compiled for one that is not here, nothing is run\n")
         options.ahead = True
-    run_all(names, options)
+    run_all(names, options, suite)
 
 
-def run_all(names: Sequence[str], options: argparse.Namespace) -> None:
+def run_all(names: Sequence[str], options: argparse.Namespace, suite: Suite = MODERN) -> None:
     """Runs, prints and saves program by program."""
     rows: list[AheadRow | GpuRow] = []
     if options.resume and options.json and options.json.exists():
@@ -170,7 +192,8 @@ def run_all(names: Sequence[str], options: argparse.Namespace) -> None:
     ):
         options.turns = Path(folder) / "turns"
         for row in pool.map(
-            lambda name: run_alone(name, options), [name for name in names if name not in done]
+            lambda name: run_alone(name, options, suite),
+            [name for name in names if name not in done],
         ):
             rows.append(row)
             print(format_row(row), flush=True)

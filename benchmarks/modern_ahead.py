@@ -88,7 +88,7 @@ def compile_both(
             # Each way takes the user's call: a decorated function, or the block around it.
             with astitch.enabled(gpu=GPU, attention=attention) if stitches else nullcontext():
                 start = time.perf_counter()
-                compiled = compile_ahead(program)
+                compiled = compile_ahead(program, {} if stitches else program.xla_options)
                 seconds = time.perf_counter() - start
         said = sorted(
             {str(w.message).splitlines()[0] for w in caught if "astitch" in str(w.message)}
@@ -110,8 +110,8 @@ def compile_both(
         partial.replace(out)
 
 
-def compile_ahead(program: Program) -> Any:
-    """A jax.stages.Compiled for the GPU that is not here."""
+def compile_ahead(program: Program, options: Mapping[str, Any] | None = None) -> Any:
+    """A jax.stages.Compiled for the GPU that is not here.  options: XLA's."""
     import jax
     from jax.sharding import SingleDeviceSharding
 
@@ -122,7 +122,7 @@ def compile_ahead(program: Program) -> Any:
         return make(a.shape, a.dtype, sharding=place)
 
     given = jax.tree.map(put, jax.eval_shape(program.make))
-    fn = jax.jit(program.fn, donate_argnums=program.donated)
+    fn = jax.jit(program.fn, donate_argnums=program.donated, compiler_options=dict(options or {}))
     return fn.trace(*given).lower(lowering_platforms=("cuda",)).compile()
 
 

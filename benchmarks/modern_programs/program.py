@@ -38,6 +38,7 @@ class Program:
     make: the arguments, a tuple of trees of arrays; jax.eval_shape of it gives their shapes.  carried: so many leading
     arguments are donated, and the first results are their next values.
     exact: the program in EXACT; None where other random numbers would be drawn.  about: the sizes, for the table.
+    xla_options: what XLA alone is compiled with.
     """
 
     fn: Callable[..., Any]
@@ -45,6 +46,7 @@ class Program:
     carried: int = 0
     exact: Callable[[], Program] | None = None
     about: dict[str, Any] = field(default_factory=dict)
+    xla_options: dict[str, Any] = field(default_factory=dict)
 
     def described(
         self, about: dict[str, Any], exact: Callable[[], Program] | None = None
