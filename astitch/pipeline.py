@@ -29,7 +29,9 @@ from astitch.loops.restore import restore_loops
 from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
+from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
+from astitch.rewrite.native_scatters import combine_natively
 from astitch.rewrite.operands import give_operands
 from astitch.rewrite.order_reductions import order_reductions
 from astitch.rewrite.products import arrange_products
@@ -184,14 +186,22 @@ def _expand(graph: Graph, job: Job) -> Graph:
     return expand(graph, keep=job.target.updates(graph))
 
 
+def _reduce_few_rows(graph: Graph, job: Job) -> Graph:
+    reduced = reduce_few_rows(graph, in_order=job.target.orders_scatters)
+    return graph if reduced is graph else check_graph(reduced)
+
+
 def _order_scatters(graph: Graph, job: Job) -> Graph:
     """order_scatters, whose running sums are expanded like others."""
-    ordered = order_scatters(
-        graph, in_place=job.target.in_xla, only_contended=not job.target.orders_scatters
-    )
+    ordered = order_scatters(graph, in_place=job.target.in_xla)
     if ordered is graph:
         return graph
     return expand(check_graph(ordered), keep=job.target.updates(ordered))
+
+
+def _combine_natively(graph: Graph, job: Job) -> Graph:
+    combined = combine_natively(graph, only_splats=job.target.region is not None)
+    return graph if combined is graph else check_graph(combined)
 
 
 def _leave(graph: Graph, job: Job) -> Left:
@@ -301,12 +311,15 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
+    _rewrite("reduce_few_rows", _reduce_few_rows),
     _rewrite(
         "order_scatters",
         _order_scatters,
-        lambda job: job.target.region is None,  # what a loop carries XLA scatters to in place
+        # What a loop carries XLA scatters to in place.
+        lambda job: job.target.region is None and job.target.orders_scatters,
         "sums of scatters may differ from run to run",
     ),
+    _rewrite("combine_natively", _combine_natively),
     _rewrite("reassociate", lambda graph, job: reassociate(graph)),
     # XLA adds a product to what a loop carries, which two kernels would do apart.
     _rewrite(

@@ -8,8 +8,6 @@ what is scattered never meets.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -33,9 +31,9 @@ from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.ops.windows import Running, running_window
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
-from astitch.rewrite.draft_ops import DraftOps, Region
-from astitch.rewrite.expand import add_column
+from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.reassociate import scatter_into_addends
+from astitch.rewrite.scatter_rows import ScatteredRows, count_named, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
@@ -48,18 +46,12 @@ MOST_RANKED = 2048
 """Updates that are ranked by comparing each with each, in kernels.  More of them XLA sorts, in launches of its own: by
 projection the ranks of 4096 take an H100 as long as those."""
 
-LEAST_CONTENDED = 512
-"""Updates for each row from which a sum of 16 bits is ordered in any case: XLA's threads take turns to exchange a word.
-On an H100 40,960 updates of one row of 512 take 845 ms, in order 0.8 ms; ten updates a row of 64 0.33 and 0.70 ms."""
-
 LEAST_IN_PLACE_BYTES = 16 << 20
 """The least size of an array that XLA scatters to.  Below, a kernel that reads the result reads all of the array in
 less time."""
 
 
-def order_scatters(
-    graph: Graph, log: Log | None = None, *, in_place: bool = True, only_contended: bool = False
-) -> Graph:
+def order_scatters(graph: Graph, log: Log | None = None, *, in_place: bool = True) -> Graph:
     """The same function but for the order in which scatters add; `log` hears of each that has one.
 
     graph: simplified and expanded.  The pass takes sums of f32, f16 and bf16.  In each batch each index vector must
@@ -68,14 +60,12 @@ def order_scatters(
     are such scatters.
     in_place: a scatter may stay, which writes over its operand where nothing else reads that, and touches the rows of
     its updates only; else none does.
-    only_contended: leave those that XLA adds faster in any order.
     """
     heard: Log = log or (lambda rule, node: None)
-    is_taken = _is_contended if only_contended else _is_taken
-    if not any(is_taken(graph, node) for node in graph):
+    if not any(_is_taken(graph, node) for node in graph):
         return graph
     graph = scatter_into_addends(graph, heard)
-    taken = {node.name for node in graph if is_taken(graph, node)}
+    taken = {node.name for node in graph if _is_taken(graph, node)}
     inner = {name for name in taken if _is_continued(graph, name, taken)}
     kept = {
         name
@@ -104,7 +94,7 @@ def _is_continued(graph: Graph, name: str, taken: Collection[str]) -> bool:
         user in taken
         and graph[user].operands[0] == name
         and name not in graph[user].operands[1:]
-        and _count_named(graph[user]) == _count_named(graph[name])
+        and count_named(graph[user]) == count_named(graph[name])
     )
 
 
@@ -113,12 +103,6 @@ def _start(graph: Graph, name: str, inner: Collection[str]) -> str:
     while (operand := graph[name].operands[0]) in inner:
         name = operand
     return operand
-
-
-def _count_named(node: Node) -> int:
-    """The leading dimensions that are indexed or batches."""
-    assert isinstance(node.attrs, ScatterAttrs)
-    return len(node.attrs.scatter_dims_to_operand_dims) + len(node.attrs.input_batching_dims)
 
 
 def _pays_in_place(graph: Graph, operand: Node) -> bool:
@@ -131,58 +115,29 @@ def _pays_in_place(graph: Graph, operand: Node) -> bool:
     return wide and not is_splat and operand.array.bytes >= LEAST_IN_PLACE_BYTES
 
 
-def _is_contended(graph: Graph, node: Node) -> bool:
-    """Is it a sum that many of XLA's threads would wait for?"""
-    if not _is_taken(graph, node) or not node.dtype.is_narrow_float:
-        return False
-    row = math.prod(node.shape[_count_named(node) :])
-    updates, rows = (
-        graph[node.operands[2]].array.size // max(row, 1),
-        node.array.size // max(row, 1),
-    )
-    return updates >= LEAST_CONTENDED * rows
+def adds_floats(scatter: Node) -> bool:
+    """Does it add what is summed in order?"""
+    return scatter.dtype in SUMMED and monoid_of(scatter.regions[0]) == "add"
 
 
 def _is_taken(graph: Graph, node: Node) -> bool:
     a = node.attrs
     if not isinstance(a, ScatterAttrs) or len(node.operands) != 3 or a.unique_indices:
         return False
-    if node.dtype not in SUMMED or monoid_of(node.regions[0]) != "add":
+    if not adds_floats(node):
         return False
-    shape, (x, _, updates) = node.shape, (graph[o].array for o in node.operands)
-    named = sorted((*a.scatter_dims_to_operand_dims, *a.input_batching_dims))
-    no_window = sorted((*a.inserted_window_dims, *a.input_batching_dims))
-    leading = named == list(range(len(named))) == no_window
-    whole = tuple(updates.shape[d] for d in sorted(a.update_window_dims)) == shape[len(named) :]
-    if not named or not leading or not whole:
-        return False
-    if not x.dtype == updates.dtype == node.dtype:
-        return False
-    rows = math.prod(shape[: len(named)])
-    count = updates.size // max(math.prod(shape[len(named) :]), 1)
-    # Places and positions are s32; each update that goes nowhere has a place of its own behind all others (of several
-    # scatters that are one sum it may be a negative one, where nothing is written either).
-    return count > 1 and 0 < rows < (1 << 31) - count
+    x, _, updates = (graph[o].array for o in node.operands)
+    return scatters_rows(node, x, updates)
 
 
-class _Scatter(DraftOps):
-    """Some scatters, one into the other.  The leading dimensions that are indexed or batches count as one: rows, of
-    `count` updates of `row` elements each.  parts: the one that adds first comes first."""
-
-    def __init__(self, parts: Sequence[Node], draft: Draft) -> None:
-        super().__init__(parts[-1], draft)
-        self.parts = parts
-        named = _count_named(self.origin)
-        self.row = self.origin.shape[named:]
-        self.rows = math.prod(self.origin.shape[:named])
-        self.count = sum(map(self.count_of, parts))
-
-    def count_of(self, part: Node) -> int:
-        return self.draft[part.operands[2]].array.size // math.prod(self.row)
+class _Scatter(ScatteredRows):
+    """Some scatters, one into the other, in order."""
 
     def put(self, *, scatters: bool) -> str:
         """The name of the result.  scatters: the sums are scattered; else rows look for theirs."""
-        place, position = self.sort(self.join([self.number_places(part) for part in self.parts]))
+        place, position = self.sort(
+            self.join([self.number_places(part, self.rows) for part in self.parts])
+        )
         updates = self.join([self.flatten_updates(part) for part in self.parts])
         sums = self.sum_places(self.gather(updates, position), place)
         return self.scatter(place, sums) if scatters else self.find_sums(place, sums)
@@ -238,47 +193,6 @@ class _Scatter(DraftOps):
         shape = (self.count, *first.shape[1:])
         return self.add("concatenate", first.dtype, shape, tuple(arrays), DimensionAttrs(0))
 
-    def number_places(self, part: Node) -> str:
-        """s32: the row that each update of a scatter goes to, `rows` where there is none."""
-        a = part.attrs
-        assert isinstance(a, ScatterAttrs)
-        count = (self.count_of(part),)
-        tests: list[str] = []
-        terms: list[str] = []
-        stride = 1
-        for d in reversed(range(_count_named(part))):
-            extent = part.shape[d]
-            if d in a.input_batching_dims:
-                column = self.number_batches(part, d)
-            else:
-                number = a.scatter_dims_to_operand_dims.index(d)
-                column = self.reshape(add_column(part, self.draft, number), count)
-                known = self.draft[column].dtype
-                limits = np.iinfo(known.numpy)
-                if limits.max >= extent:
-                    tests.append(self.compare("LT", column, self.splat(extent, known, count)))
-                if limits.min < 0:
-                    tests.append(self.compare("GE", column, self.splat(0, known, count)))
-            step = self.splat(stride, DType.S32, count)
-            terms.append(self.both("multiply", self.convert(column, DType.S32), step))
-            stride *= extent
-        place = functools.reduce(lambda x, y: self.both("add", x, y), terms)
-        if not tests:  # the type of the indices holds no other
-            return place
-        inside = functools.reduce(lambda x, y: self.both("and", x, y), tests)
-        return self.select(inside, place, self.splat(self.rows, DType.S32, count))
-
-    def number_batches(self, part: Node, d: int) -> str:
-        """s32: where along a batching dimension of the result each update belongs."""
-        a = part.attrs
-        assert isinstance(a, ScatterAttrs)
-        home = a.scatter_indices_batching_dims[a.input_batching_dims.index(d)]
-        vector = a.index_vector_dim
-        indices = self.draft[part.operands[1]].shape
-        shape = tuple(n for i, n in enumerate(indices) if i != vector)
-        numbers = self.add("iota", DType.S32, shape, (), IotaAttrs(home - (vector < home)))
-        return self.reshape(numbers, (self.count_of(part),))
-
     def sort(self, place: str) -> tuple[str, str]:
         """s32: the places in order, and for each the position of its update; of one place the first comes first."""
         bits = (self.count - 1).bit_length()
@@ -306,16 +220,6 @@ class _Scatter(DraftOps):
         wanted, number = (self.add("iota", DType.S32, square, (), IotaAttrs(d)) for d in (0, 1))
         is_there = self.compare("EQ", rank, wanted)
         return self.sum(self.select(is_there, number, self.splat(0, DType.S32, square)), (1,))
-
-    def flatten_updates(self, part: Node) -> str:
-        """[count, row ...]"""
-        assert isinstance(part.attrs, ScatterAttrs)
-        updates, windows = part.operands[2], part.attrs.update_window_dims
-        shape = self.draft[updates].shape
-        order = (*(d for d in range(len(shape)) if d not in windows), *windows)
-        if order != tuple(range(len(shape))):
-            updates = self.transpose(updates, order)
-        return self.reshape(updates, (self.count_of(part), *self.row))
 
     def sum_places(self, updates: str, place: str) -> str:
         """f32: at each update the sum of its place so far."""

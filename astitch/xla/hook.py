@@ -7,7 +7,7 @@ the module that XLA compiles in its place, or the reason why it stays as it is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,13 +55,14 @@ def read_module(data: bytes) -> Any:
     return schema.HloModuleProto.FromString(data)
 
 
-def is_worth(module: Any) -> bool:
-    """Can a module gain by kernels of ours?  XLA makes one kernel of what is element-wise only, or a single op.
+def is_worth(module: Any, alone: Collection[bytes] = (b"scatter",)) -> bool:
+    """Can a module gain?  XLA makes one kernel of what is element-wise only, or of a single op.
 
-    module: an HloModuleProto.  Takes some microseconds for the module of an eager op.
+    module: an HloModuleProto.  alone: ops that may gain by themselves, by being written in another way.  Takes some
+    microseconds for the module of an eager op.
     """
     opcodes = [i.opcode for c in module.computations for i in c.instructions]
-    if any(opcode in _LOOPS for opcode in opcodes):
+    if any(opcode in _LOOPS or opcode in alone for opcode in opcodes):
         return True
     entry = next(c for c in module.computations if c.id == module.entry_computation_id)
     ops = [i.opcode for i in entry.instructions if i.opcode not in _FREE]
@@ -92,6 +93,16 @@ def count_attentions(module: Any) -> int:
     """How many calls of cuDNN's attention and of Triton IR, as ours is, are in an HloModuleProto."""
     targets = {target.encode() for target in (*FORWARD, *GRADIENT, TRITON)}
     return sum(i.custom_call_target in targets for c in module.computations for i in c.instructions)
+
+
+def list_scatters(module: Any) -> list[int]:
+    """The element types of what an HloModuleProto scatters to, in order."""
+    return sorted(
+        i.shape.element_type
+        for c in module.computations
+        for i in c.instructions
+        if i.opcode == b"scatter"
+    )
 
 
 def stitch_module(
@@ -130,7 +141,7 @@ def stitch_module(
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
-    if not kernels:
+    if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, ())):
         return Stitching(compilation, None, reason=NOTHING)
     faults = FaultLog(strict or None)
     faults.attempt(

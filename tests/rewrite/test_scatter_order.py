@@ -348,16 +348,6 @@ def test_inside_xla_it_is_so_unless_told_otherwise(
     assert [a.unique_indices for a in scatters(import_hlo(module))] == [False] * (not ordered)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
-def test_where_nobody_asks_only_what_many_threads_would_wait_for_is_ordered(dtype: Any) -> None:
-    x, i, u = draw(2, (3,), (1024,), dtype)
-    few = expand(lower(add_rows, x, i, u))
-    ordered = order_scatters(few, in_place=False, only_contended=True)
-    assert not list(scatters(ordered)) if dtype is not np.float32 else ordered is few
-    many = expand(lower(add_rows, *draw(3, (3,), (1024,), dtype)))
-    assert order_scatters(many, in_place=False, only_contended=True) is many
-
-
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize("index", [(2,), (2, 5)])
 def test_windows_of_one_element_are_inserted(

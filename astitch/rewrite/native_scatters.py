@@ -1,0 +1,182 @@
+"""Graph -> Graph: scatters of XLA's in types that a GPU combines in one instruction.
+
+XLA adds 16-bit floats, takes the largest of floats and combines small integers by compare-and-swap: threads that meet
+at a word try again.  A GPU adds f32, and takes the largest 32- and 64-bit integer, in memory itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from astitch.graph.ir import ArrayType, DType, Graph, Node, ScatterAttrs
+from astitch.graph.ops import monoid_of
+from astitch.rewrite.draft import Draft, Log, read_splat
+from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.simplify import rewrite_graph
+
+LEAST_UPDATES = 4
+"""Updates for each element of the result.  The result is converted, and stands in memory in the wider type until then.
+Of 500,000 x 64 an H100 adds f32 to 50,000 rows in 92 us, bf16 in 332; the largest of f32 takes 227."""
+
+LEAST_SIZE = 1 << 17
+"""The least number of updates, in elements: a launch more must pay."""
+
+CONTENDED = 128
+"""Updates for each element from which their number counts for nothing: threads that meet wait for each other."""
+
+
+def combine_natively(graph: Graph, log: Log | None = None, *, only_splats: bool = False) -> Graph:
+    """The same function, but that sums of 16-bit floats are rounded once.
+
+    only_splats: take only scatters to a number repeated.  What a loop carries XLA scatters to in place, and would have
+    to convert each turn.
+    """
+    heard: Log = log or (lambda rule, node: None)
+    if not any(isinstance(node.attrs, ScatterAttrs) for node in graph):
+        return graph
+
+    def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        form = _find_form(node)
+        if form is None or not _pays(node, draft):
+            return None
+        if only_splats and read_splat(draft, node.operands[0]) is None:
+            return None
+        heard("combine_natively", node.name)
+        return form.put(DraftOps(node, draft))
+
+    return rewrite_graph(graph, heard, change)
+
+
+def is_native(op: str, dtype: DType) -> bool:
+    """Does a scatter of XLA's combine in one instruction, be it in another type?"""
+    return bool(_FORMS.get(op)) and not dtype.is_complex
+
+
+def _pays(node: Node, draft: Draft) -> bool:
+    size, updates = node.array.size, draft[node.operands[2]].array.size
+    if updates >= CONTENDED * size:
+        return True
+    return updates >= max(LEAST_UPDATES * size, LEAST_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """op: what combines two words of `word`.  encode and decode: to such words and back."""
+
+    op: str
+    word: DType
+    encode: Callable[[DraftOps, str], str]
+    decode: Callable[[DraftOps, str], str]
+
+    def put(self, ops: DraftOps) -> str:
+        """The name of the result."""
+        node = ops.origin
+        x, indices, updates = node.operands
+        region = Region(self.word)
+        combine = region.end("combine", region.op(self.op, self.word, ("a", "b")))
+        words = ops.draft.add(
+            node,
+            "scatter",
+            ArrayType(self.word, node.shape),
+            (self.encode(ops, x), indices, self.encode(ops, updates)),
+            node.attrs,
+            (combine,),
+        )
+        return self.decode(ops, words)
+
+
+def _find_form(node: Node) -> _Form | None:
+    """None where XLA combines natively, or nothing does."""
+    a = node.attrs
+    if not isinstance(a, ScatterAttrs) or len(node.operands) != 3 or a.unique_indices:
+        return None
+    make = _FORMS.get(monoid_of(node.regions[0]) or "")
+    return make(node.dtype) if make else None
+
+
+def _sum(dtype: DType) -> _Form | None:
+    if dtype in (DType.F16, DType.BF16):
+        return _convert("add", dtype, DType.F32)
+    return _widen("add", dtype)
+
+
+def _largest(dtype: DType) -> _Form | None:
+    return _compare("maximum", math.nan, dtype) or _widen("maximum", dtype)
+
+
+def _smallest(dtype: DType) -> _Form | None:
+    return _compare("minimum", -math.nan, dtype) or _widen("minimum", dtype)
+
+
+def _any(dtype: DType) -> _Form | None:
+    return _widen("maximum" if dtype is DType.PRED else "or", dtype)
+
+
+def _all(dtype: DType) -> _Form | None:
+    return _widen("minimum" if dtype is DType.PRED else "and", dtype)
+
+
+def _parity(dtype: DType) -> _Form | None:
+    return None if dtype is DType.PRED else _widen("xor", dtype)
+
+
+_FORMS: Mapping[str, Callable[[DType], _Form | None]] = {
+    "add": _sum,
+    "maximum": _largest,
+    "minimum": _smallest,
+    "or": _any,
+    "and": _all,
+    "xor": _parity,
+}
+"""By what XLA combines with."""
+
+
+def _widen(op: str, dtype: DType) -> _Form | None:
+    """Small integers wrap in a wider type as in their own, once they are cut off."""
+    is_small = dtype.is_integer and dtype.bytes < DType.S32.bytes
+    return _convert(op, dtype, DType.S32) if is_small or dtype is DType.PRED else None
+
+
+def _convert(op: str, dtype: DType, word: DType) -> _Form:
+    def encode(ops: DraftOps, x: str) -> str:
+        return ops.convert(x, word)
+
+    def decode(ops: DraftOps, words: str) -> str:
+        return ops.convert(words, dtype)
+
+    return _Form(op, word, encode, decode)
+
+
+def _compare(op: str, nan: float, dtype: DType) -> _Form | None:
+    """Floats as integers of the same order: the bits, all but the sign flipped where it is set.
+
+    nan: that which wins over all numbers.
+    """
+    if dtype not in (DType.F16, DType.BF16, DType.F32, DType.F64):
+        return None
+    wide = DType.F64 if dtype is DType.F64 else DType.F32
+    word = DType.S64 if wide is DType.F64 else DType.S32
+
+    def flip(ops: DraftOps, bits: str) -> str:
+        shape = ops.draft[bits].shape
+        sign = ops.both("shift-right-arithmetic", bits, ops.splat(8 * word.bytes - 1, word, shape))
+        rest = ops.splat(np.iinfo(word.numpy).max, word, shape)
+        return ops.both("xor", bits, ops.both("and", sign, rest))
+
+    def encode(ops: DraftOps, x: str) -> str:
+        x = ops.convert(x, wide)
+        # A NaN is the result, whatever its sign.
+        winner = ops.splat(nan, wide, ops.draft[x].shape)
+        x = ops.select(ops.compare("EQ", x, x), x, winner)
+        return flip(ops, ops.add("bitcast-convert", word, ops.draft[x].shape, (x,)))
+
+    def decode(ops: DraftOps, words: str) -> str:
+        bits = flip(ops, words)
+        found = ops.add("bitcast-convert", wide, ops.draft[bits].shape, (bits,))
+        return ops.convert(found, dtype)
+
+    return _Form(op, word, encode, decode)
