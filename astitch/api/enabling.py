@@ -262,13 +262,21 @@ def _register() -> str:
 def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compile_)
     def backend_compile_and_load(
-        backend: Any, module: Any, executable_devices: Any, *rest: Any, **named: Any
+        backend: Any,
+        module: Any,
+        executable_devices: Any,
+        compile_options: Any,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
         """JAX's own, with astitch in XLA's hook; once more without it where XLA refuses what astitch made."""
+        from astitch.api.loop_graphs import prefer_graphs_in_loops
         from astitch.api.transformation import Compiling, Entry, journal
 
         wish = current()
-        again = functools.partial(compile_, backend, module, executable_devices, *rest, **named)
+        again = functools.partial(
+            compile_, backend, module, executable_devices, compile_options, *rest, **named
+        )
         if wish == OFF or _now.compiling is not None:
             return again()
         settings = wish if isinstance(wish, Settings) else None
@@ -278,6 +286,16 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
         if why := _register():
             journal.add(Entry(_name_of(module), 0, f"XLA's hook cannot be had: {why}", 0.0))
             return again()
+        try:
+            everything = settings is not None
+            prefer_graphs_in_loops(module, compile_options, everything=everything)
+        except Exception as error:
+            pass_interrupt(error)
+            warnings.warn(
+                f"astitch: short loops get no CUDA graphs: {show_error(error)}\n  please report it",
+                FaultWarning,
+                stacklevel=2,
+            )
         _now.compiling = compiling = Compiling(settings, devices)
         _now.passing = None
         try:
