@@ -42,6 +42,7 @@ from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.sink_into_loops import sink_into_loops
 from astitch.rewrite.small_dots import decompose_small_dots
+from astitch.rewrite.sorted_scatters import reduce_sorted_rows
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
@@ -191,6 +192,14 @@ def _reduce_few_rows(graph: Graph, job: Job) -> Graph:
     return graph if reduced is graph else check_graph(reduced)
 
 
+def _reduce_sorted_rows(graph: Graph, job: Job) -> Graph:
+    """reduce_sorted_rows, whose scans are expanded like others."""
+    reduced = reduce_sorted_rows(graph, in_order=job.target.orders_scatters)
+    if reduced is graph:
+        return graph
+    return expand(check_graph(reduced), keep=job.target.updates(reduced))
+
+
 def _order_scatters(graph: Graph, job: Job) -> Graph:
     """order_scatters, whose running sums are expanded like others."""
     ordered = order_scatters(graph, in_place=job.target.in_xla)
@@ -312,6 +321,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
     _rewrite("reduce_few_rows", _reduce_few_rows),
+    _rewrite("reduce_sorted_rows", _reduce_sorted_rows),
     _rewrite(
         "order_scatters",
         _order_scatters,

@@ -56,6 +56,12 @@ def is_native(op: str, dtype: DType) -> bool:
     return bool(_FORMS.get(op)) and not dtype.is_complex
 
 
+def is_own_form(scatter: Node) -> bool:
+    """Does a GPU combine what it scatters in one instruction, as it stands?"""
+    op = monoid_of(scatter.regions[0]) or ""
+    return is_native(op, scatter.dtype) and _find_form(scatter) is None
+
+
 def _pays(node: Node, draft: Draft) -> bool:
     size, updates = node.array.size, draft[node.operands[2]].array.size
     if updates >= CONTENDED * size:

@@ -18,7 +18,6 @@ from astitch.graph.ir import (
     ConstantAttrs,
     DimensionAttrs,
     DType,
-    GatherAttrs,
     Graph,
     IotaAttrs,
     Literal,
@@ -28,23 +27,23 @@ from astitch.graph.ir import (
     SortAttrs,
 )
 from astitch.graph.ops import OPS, monoid_of
-from astitch.graph.ops.windows import Running, running_window
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.reassociate import scatter_into_addends
-from astitch.rewrite.scatter_rows import ScatteredRows, count_named, scatters_rows
+from astitch.rewrite.scatter_rows import count_named, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.sorted_rows import SortedRows
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""
 
-PLACE_BITS = 32
-"""A word of the running sum: the place in its upper half, below it the f32 sum of that place.  Negative: nothing."""
-
 MOST_RANKED = 2048
 """Updates that are ranked by comparing each with each, in kernels.  More of them XLA sorts, in launches of its own: by
 projection the ranks of 4096 take an H100 as long as those."""
+
+LEAST_TO_REDUCE = 2
+"""Updates for each row from which each row goes through its own; below, one scan goes over all updates."""
 
 LEAST_IN_PLACE_BYTES = 16 << 20
 """The least size of an array that XLA scatters to.  Below, a kernel that reads the result reads all of the array in
@@ -130,7 +129,7 @@ def _is_taken(graph: Graph, node: Node) -> bool:
     return scatters_rows(node, x, updates)
 
 
-class _Scatter(ScatteredRows):
+class _Scatter(SortedRows):
     """Some scatters, one into the other, in order."""
 
     def put(self, *, scatters: bool) -> str:
@@ -139,8 +138,20 @@ class _Scatter(ScatteredRows):
             self.join([self.number_places(part, self.rows) for part in self.parts])
         )
         updates = self.join([self.flatten_updates(part) for part in self.parts])
-        sums = self.sum_places(self.gather(updates, position), place)
+        if not scatters and self.count >= LEAST_TO_REDUCE * self.rows:
+            return self.reduce_rows(place, position, updates)
+        found = self.convert(self.gather(updates, position), DType.F32)
+        sums = self.scan_rows(found, place, "add")
         return self.scatter(place, sums) if scatters else self.find_sums(place, sums)
+
+    def reduce_rows(self, place: str, position: str, updates: str) -> str:
+        """Each row with a reduction over its updates."""
+        wide = self.convert(updates, DType.F32)
+        found = self.combine_rows(place, wide, "add", position)
+        x = self.reshape(self.parts[0].operands[0], (self.rows, *self.row))
+        both = self.both("add", self.convert(x, DType.F32), found)
+        both = self.convert(both, self.origin.dtype)  # rounded once
+        return self.reshape(both, self.origin.shape)
 
     def find_sums(self, place: str, sums: str) -> str:
         """Each row with the sum that is its own: of the updates that go no further than to it the last one has it."""
@@ -221,21 +232,6 @@ class _Scatter(ScatteredRows):
         is_there = self.compare("EQ", rank, wanted)
         return self.sum(self.select(is_there, number, self.splat(0, DType.S32, square)), (1,))
 
-    def sum_places(self, updates: str, place: str) -> str:
-        """f32: at each update the sum of its place so far."""
-        shape = (self.count, *self.row)
-        places = self.convert(place, DType.S64)
-        if self.row:
-            places = self.broadcast(places, shape, (0,))
-        above = self.both("shift-left", places, self.splat(PLACE_BITS, DType.S64, shape))
-        bits = self.add("bitcast-convert", DType.U32, shape, (self.convert(updates, DType.F32),))
-        words = self.both("or", above, self.convert(bits, DType.S64))
-        nothing = np.asarray(-1 << PLACE_BITS, np.int64)
-        init = self.add("constant", DType.S64, (), (), ConstantAttrs(Literal.of(nothing)))
-        attrs = running_window(len(shape), Running(0, False), self.count)
-        words = self.add("reduce-window", DType.S64, shape, (words, init), attrs, (_join(),))
-        return self.add("bitcast-convert", DType.F32, shape, (self.convert(words, DType.U32),))
-
     def shift_left(self, x: str) -> str:
         """x[i + 1]; -1 behind the end."""
         array = self.draft[x].array
@@ -243,32 +239,8 @@ class _Scatter(ScatteredRows):
         padding = self.add("constant", array.dtype, (), (), edge)
         return self.add("pad", array.dtype, array.shape, (x, padding), PadAttrs((-1,), (1,), (0,)))
 
-    def gather(self, x: str, position: str) -> str:
-        """Rows of x."""
-        array = self.draft[x].array
-        attrs = GatherAttrs(tuple(range(1, array.rank)), (0,), (0,), 1, (1, *array.shape[1:]))
-        (count,) = self.draft[position].shape
-        operands = (x, self.reshape(position, (count, 1)))
-        return self.add("gather", array.dtype, (count, *array.shape[1:]), operands, attrs)
-
 
 def _less(dtype: DType) -> Graph:
     """a < b, of scalars."""
     region = Region(dtype)
     return region.end("less", region.op("compare", DType.PRED, ("a", "b"), CompareAttrs("LT")))
-
-
-def _join() -> Graph:
-    """Two words of a running sum, in any order: of one place the sum, else the one with the larger place, the later."""
-    region, word = Region(DType.S64), DType.S64
-    literal = Literal.of(np.asarray(PLACE_BITS, np.int64))
-    shift = region.op("constant", word, (), ConstantAttrs(literal))
-    here, there = (region.op("shift-right-arithmetic", word, (x, shift)) for x in ("a", "b"))
-    bits = [region.op("convert", DType.U32, (x,)) for x in ("a", "b")]
-    x, y = (region.op("bitcast-convert", DType.F32, (half,)) for half in bits)
-    total = region.op("bitcast-convert", DType.U32, (region.op("add", DType.F32, (x, y)),))
-    place = region.op("shift-left", word, (here, shift))
-    both = region.op("or", word, (place, region.op("convert", word, (total,))))
-    is_one = region.op("compare", DType.PRED, (here, there), CompareAttrs("EQ"))
-    later = region.op("maximum", word, ("a", "b"))
-    return region.end("join", region.op("select", word, (is_one, both, later)))
