@@ -44,6 +44,7 @@ from astitch.rewrite.sink_into_loops import sink_into_loops
 from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.sorted_scatters import reduce_sorted_rows
 from astitch.rewrite.split_k import split_products
+from astitch.rewrite.top_k import take_largest
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
 from astitch.search.bound_memory import bound_memory, most_of_memory
@@ -320,6 +321,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
+    _rewrite("take_largest", lambda graph, job: take_largest(graph)),
     _rewrite("reduce_few_rows", _reduce_few_rows),
     _rewrite("reduce_sorted_rows", _reduce_sorted_rows),
     _rewrite(

@@ -1,0 +1,38 @@
+"""top_k through XLA's hook, where XLA has written it as a sort: maxima in the kernel of what stands around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+from benchmarks.modern_ahead import GPU, compile_ahead
+from benchmarks.modern_programs.program import Program
+
+pytestmark = pytest.mark.xla_hook
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spelling", ["top_k", "argsort"])
+def test_a_router_is_one_kernel(dtype: str, spelling: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import astitch
+
+    def route(x: Any) -> Any:
+        shares = jax.nn.softmax(x, -1)
+        if spelling == "top_k":
+            largest, experts = jax.lax.top_k(shares, 2)
+        else:
+            experts = jnp.argsort(-shares, -1)[:, :2]
+            largest = jnp.take_along_axis(shares, experts, -1)
+        return largest, jax.nn.one_hot(experts, x.shape[-1]).sum((0, 1))
+
+    before = len(astitch.report().programs)
+    with astitch.enabled(gpu=GPU):
+        compiled = compile_ahead(Program(route, lambda: (jnp.zeros((8192, 64), dtype),)))
+    assert "sort(" not in compiled.as_text()
+    assert [e.kernels for e in astitch.report().programs[before:]] == [1]
