@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.finished_products import Finished
-from astitch.graph.ir import Graph, Node, ScatterAttrs, SortAttrs
+from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs, SortAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
@@ -43,6 +43,9 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
             continue
         if isinstance(node.attrs, ScatterAttrs):
             members = _choose_members(graph, node, left)
+            _, given = _split(node)
+            read = {*given, *(o for name in members for o in graph[name].operands)} - members
+            members |= set[str]().union(*(_trace_embedded(graph, o, left) for o in read))
         elif isinstance(node.attrs, SortAttrs):
             members = set().union(*(_trace_embedded(graph, o, left) for o in node.operands))
         else:
@@ -138,16 +141,27 @@ def _find_members(graph: Graph, scatter: Node, left: Collection[str]) -> set[str
     """
     targets, given = _split(scatter)
     members: set[str] = set()
+    places = {given[0]}  # and what they are computed from
     waiting = list(given)
     while waiting:
         name = waiting.pop()
+        node = graph[name]
         needed = name in targets or name in graph.outputs or name in left
-        if name in members or needed or not _is_by_element(graph, graph[name]):
+        is_taken = _is_by_element(graph, node) or (name in places and _joins(graph, node))
+        if name in members or needed or not is_taken:
             continue
         if members.issuperset({*graph.users[name]} - {scatter.name}):
             members.add(name)
-            waiting += graph[name].operands
+            waiting += node.operands
+            if name in places:
+                places.update(node.operands)
     return members
+
+
+def _joins(graph: Graph, node: Node) -> bool:
+    """Does it put arrays one behind the other, as the columns of index vectors?  XLA reads each where it scatters."""
+    is_joined = OPS[node.op].chooses and isinstance(node.attrs, DimensionAttrs)
+    return is_joined and why_not_stitchable(graph, node) is None
 
 
 def _is_by_element(graph: Graph, node: Node) -> bool:

@@ -42,6 +42,14 @@ ALL = {
         (X, IDS, TABLE),
     ),
     "places": (lambda x, i, t: segment_sum(x, (i + 3) % 40), (X, IDS, TABLE)),
+    "index vectors": (
+        lambda x, i, t: t.at[i, i % 8].add(x[:, 0] * 2),
+        (X, IDS, TABLE),
+    ),
+    "counted rows": (
+        lambda x, i, t: x.at[jnp.arange(500)[::-1], i % 8].max(x[:, 0] * 2),
+        (X, IDS, TABLE),
+    ),
     "a norm": (lambda x, i, t: segment_sum(x / x.sum(1, keepdims=True), i), (X, IDS, TABLE)),
     "scalars": (lambda x, i, t: segment_sum(x[:, 0] * t[0, 0], i), (X, IDS, TABLE)),
 }

@@ -36,7 +36,7 @@ def compile_sums(dtype: Any, op: str, rows: int, count: int) -> tuple[str, int]:
     ("dtype", "op", "word"), [("bfloat16", "add", "f32"), ("float32", "max", "s32")]
 )
 def test_another_type_is_scattered(dtype: str, op: str, word: str) -> None:
-    text, _ = compile_sums(dtype, op, 1000, 1 << 18)
+    text, _ = compile_sums(dtype, op, 1000, 1 << 22)
     assert f"= {word}[1000]{{0}} scatter(" in text
 
 
@@ -47,5 +47,5 @@ def test_few_rows_are_a_kernel() -> None:
 
 
 def test_what_is_native_stays_as_it_was() -> None:
-    text, _ = compile_sums("float32", "add", 1000, 1 << 18)
+    text, _ = compile_sums("float32", "add", 1000, 1 << 22)
     assert "= f32[1000]{0} scatter(" in text
