@@ -26,6 +26,7 @@ from astitch.library.xla_fallback import has_jax
 from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
+from astitch.loops.unroll import unroll_searches
 from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
@@ -170,6 +171,12 @@ def _rewrite(
 def _hoist(graph: Graph, job: Job) -> Graph:
     assert job.target.loops
     return simplify(check_graph(hoist_planned(graph, job.target.loops)))
+
+
+def _unroll_searches(graph: Graph, job: Job) -> Graph:
+    planner = job.target.loops
+    unrolled = unroll_searches(graph, planner.is_kernel if planner else lambda graph, node: False)
+    return graph if unrolled is graph else check_graph(unrolled)
 
 
 def _carry_as_read(graph: Graph, job: Job) -> Graph:
@@ -318,6 +325,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.simplified,
     ),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
+    _rewrite("unroll_searches", _unroll_searches),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),

@@ -56,11 +56,17 @@ class Drawn:
 
 
 def draw(random: np.random.Generator) -> Drawn:
-    make = random.choice(
-        [draw_segments, draw_softmax, draw_update, draw_count, draw_gradient, draw_top_k]
+    makes = (
+        draw_segments,
+        draw_softmax,
+        draw_update,
+        draw_count,
+        draw_gradient,
+        draw_top_k,
+        draw_search,
     )
-    drawn: Drawn = make(random)
-    return drawn
+    make = makes[int(random.integers(len(makes)))]
+    return make(random)
 
 
 def draw_values(random: np.random.Generator, dtype: Any, shape: Sequence[int]) -> np.ndarray:
@@ -196,6 +202,18 @@ def draw_top_k(random: np.random.Generator) -> Drawn:
 
     x = random.permutation(columns * 6).reshape(6, columns).astype(dtype)
     return Drawn(f"top {k} of {columns} {np.dtype(dtype)}", fn, (x, np.zeros(1, np.int32)))
+
+
+def draw_search(random: np.random.Generator) -> Drawn:
+    count, side = int(random.choice([1, 10, 100, 3000])), str(random.choice(["left", "right"]))
+    edges = np.sort(random.integers(-20, 20, count)).astype(np.float32)
+
+    def fn(x: Any, i: Any) -> Any:
+        found = jnp.searchsorted(jnp.asarray(edges), x, side=side)
+        return found, jnp.bincount(found.reshape(-1), length=8), i
+
+    x = random.integers(-25, 25, (5, 30)).astype(np.float32)
+    return Drawn(f"search among {count}, {side}", fn, (x, np.zeros(1, np.int32)))
 
 
 # ---- comparing ---------------------------------------------------------------------------------------------------

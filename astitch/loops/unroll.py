@@ -1,0 +1,106 @@
+"""Graph -> Graph: short loops in which each element goes its own way, written out.
+
+A search among sorted numbers is such a loop: each turn compares, and halves what is left.  Written out it is
+element-wise, so that a thread keeps its state in registers, and what stands around it is in the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from astitch.graph.edit import is_pure, keep_live_nodes
+from astitch.graph.ir import GetTupleElementAttrs, Graph, Node, TupleType
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import why_not_stitchable
+from astitch.loops.analysis import count_turns
+from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.simplify import rewrite_graph
+
+MOST_TURNS = 32
+"""A search among 2^32 numbers."""
+
+MOST_OPS = 1000
+"""Of all turns together."""
+
+
+def unroll_searches(
+    graph: Graph, is_kernel: Callable[[Graph, Node], bool], log: Log | None = None
+) -> Graph:
+    """The same function.  is_kernel: whether a loop is one kernel as it stands; such loops stay."""
+    heard: Log = log or (lambda rule, node: None)
+    turns = {
+        node.name: found
+        for node in graph
+        if OPS[node.op].is_loop
+        and (found := _count_short(graph, node))
+        and not is_kernel(graph, node)
+    }
+    if not turns:
+        return graph
+    ends: dict[str, list[str]] = {}
+
+    def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if node.name in turns:
+            heard("unroll_searches", node.name)
+            ends[node.name] = _write_out(node, turns[node.name], draft)
+            return None if isinstance(node.type, TupleType) else ends[node.name][0]
+        if node.name in graph.nodes and isinstance(
+            a := graph[node.name].attrs, GetTupleElementAttrs
+        ):
+            (source,) = graph[node.name].operands
+            return ends[source][a.index] if source in ends else None
+        return None
+
+    return rewrite_graph(graph, heard, change)
+
+
+def _count_short(graph: Graph, node: Node) -> int:
+    """The turns of a loop that may be written out; 0: it may not."""
+    _, body = node.regions
+    counted = count_turns(graph, node)
+    if counted is None or not 0 < counted[0] <= MOST_TURNS:
+        return 0
+    live = keep_live_nodes(body.nodes, body.outputs)
+    computed = [n for n in live.values() if OPS[n.op].kind is not Kind.SOURCE]
+    if len(computed) * counted[0] > MOST_OPS or not _goes_by_element(body, live):
+        return 0
+    return counted[0]
+
+
+def _goes_by_element(body: Graph, live: Mapping[str, Node]) -> bool:
+    """Does each element of the state need only itself, and what the loop leaves as it is?"""
+    pairs = zip(body.parameters, body.outputs, strict=True)
+    fixed = {parameter for parameter, output in pairs if parameter == output}
+    moved = False
+    for node in live.values():
+        row = OPS[node.op]
+        if not node.is_parameter and all(o in fixed for o in node.operands):
+            fixed.add(node.name)
+        if node.is_parameter:
+            continue
+        if why_not_stitchable(body, node) or not is_pure(node):
+            return False
+        if row.kind is Kind.INDEX and not row.is_view:
+            if row.chooses or node.operands[0] not in fixed:
+                return False
+            moved |= node.name not in fixed
+        elif row.kind not in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.SOURCE) and not row.is_view:
+            return False
+    return moved
+
+
+def _write_out(node: Node, turns: int, draft: Draft) -> list[str]:
+    """The state after the last turn."""
+    _, body = node.regions
+    live = keep_live_nodes(body.nodes, body.outputs)
+    state: Sequence[str] = node.operands
+    for _ in range(turns):
+        values = dict(zip(body.parameters, state, strict=True))
+        for inner in live.values():
+            if not inner.is_parameter:
+                name = draft.fresh(f"{node.name}.{inner.name}")
+                operands = tuple(values[o] for o in inner.operands)
+                values[inner.name] = draft.put(replace(inner, name=name, operands=operands))
+        state = [values[output] for output in body.outputs]
+    return list(state)
