@@ -1,4 +1,4 @@
-"""Graph -> Graph: the few largest of a row by as many maxima, in place of a sort.
+"""Graph -> Graph: the few largest or smallest of a row by as many maxima, in place of a sort.
 
 An element and its position are one integer, of which no two are equal.  The largest is a maximum over the row; the next
 one is the largest of those that are less.  Kernels hold such a row on chip, with what comes before and after.
@@ -6,7 +6,7 @@ one is the largest of those that are less.  Kernels hold such a row on chip, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from astitch.graph.ir import (
     SortAttrs,
     TopKAttrs,
 )
-from astitch.graph.ops import neutral_element
+from astitch.graph.ops import OPS, Kind, neutral_element
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps, Region
 from astitch.rewrite.simplify import rewrite_graph
@@ -60,88 +60,111 @@ _KEYS = (
 
 
 def take_largest(graph: Graph, log: Log | None = None) -> Graph:
-    """The same function.  Sorts of which more than some first elements are read stay."""
+    """The same function.  Sorts of which more than some first or last elements are read stay."""
     heard: Log = log or (lambda rule, node: None)
-    wanted = dict(_find_wanted(graph))
-    if not wanted:
-        return graph
+    wanted = {node.name: parts for node in graph if (parts := _find_parts(graph, node)) is not None}
+    readers = {part.name: part for parts in wanted.values() for part in parts}
     found: dict[str, _Found] = {}
 
     def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
-        if node.name in wanted and isinstance(node.attrs, SortAttrs | TopKAttrs):
+        if node.name in wanted:
             rounds = _Rounds(node, draft)
             order = rounds.read()
             if order is not None:
                 heard("take_largest", node.name)
-                found[node.name] = _Found(rounds, rounds.find(order, wanted[node.name]), order)
+                ends = {part.is_last for part in wanted[node.name]}
+                counts = {
+                    end: max(p.count for p in wanted[node.name] if p.is_last is end) for end in ends
+                }
+                found[node.name] = _Found(rounds, order, rounds.find(order, counts))
             return None
-        source = _find_source(graph, graph[node.name]) if node.name in graph.nodes else None
-        if source is None or source[0] not in found:
-            return None
-        name, number = source
-        made = found[name]
-        return made.rounds.put_result(made.words, made.order, number, node)
+        part = readers.get(node.name)
+        return found[part.sort].put(part, node) if part and part.sort in found else None
 
-    return rewrite_graph(graph, heard, change)
+    return rewrite_graph(graph, heard, change) if wanted else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """name: of the op that reads so many first or last elements of a result of a sort, in their order or backwards."""
+
+    name: str
+    sort: str
+    number: int
+    count: int
+    is_last: bool = False
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """words: of the first elements, the first in front, and of the last, the last in front."""
+
     rounds: _Rounds
-    words: list[str]
     order: Order
+    words: Mapping[bool, Sequence[str]]
+
+    def put(self, part: _Part, node: Node) -> str:
+        words = list(self.words[part.is_last][: part.count])
+        if part.is_last is not part.backwards:
+            words.reverse()
+        return self.rounds.put_result(words, self.order, part.number, node)
 
 
-def _find_wanted(graph: Graph) -> Iterator[tuple[str, int]]:
-    """Sorts of which only so many first elements are read."""
-    for node in graph:
-        if isinstance(node.attrs, TopKAttrs):
-            is_read = node.name not in graph.outputs and all(
-                isinstance(graph[r].attrs, GetTupleElementAttrs) for r in graph.users[node.name]
-            )
-            if is_read and 0 < node.attrs.k <= MOST_ROUNDS:
-                yield node.name, node.attrs.k
-        elif isinstance(node.attrs, SortAttrs):
-            slices = list(_list_readers(graph, node))
-            counts = [_count_first(reader, node.attrs.dimension) for reader in slices]
-            if counts and all(0 < count <= MOST_ROUNDS for count in counts):
-                yield node.name, max(counts)
-
-
-def _list_readers(graph: Graph, sort: Node) -> Iterator[Node | None]:
-    """What reads the results; None for whatever hands them on."""
-    waiting = [sort.name]
-    while waiting:
-        name = waiting.pop()
-        if name in graph.outputs:
-            yield None
-        for user in map(graph.__getitem__, graph.users[name]):
-            if name == sort.name and isinstance(user.attrs, GetTupleElementAttrs):
-                waiting.append(user.name)
-            else:
-                yield user
-
-
-def _count_first(reader: Node | None, dimension: int) -> int:
-    """How many first elements a slice takes; 0: it is another op, or takes others."""
-    a = reader.attrs if reader else None
-    if not isinstance(a, SliceAttrs):
-        return 0
-    whole = all(s == 0 for s in a.starts) and all(s == 1 for s in a.strides)
-    return a.limits[dimension] if whole else 0
-
-
-def _find_source(graph: Graph, node: Node) -> tuple[str, int] | None:
-    """The sort or topk of which the node is such a part, and the number of its result."""
-    if isinstance(node.attrs, GetTupleElementAttrs):
-        source = graph[node.operands[0]]
-        return (source.name, node.attrs.index) if isinstance(source.attrs, TopKAttrs) else None
-    if not isinstance(node.attrs, SliceAttrs):
+def _find_parts(graph: Graph, node: Node) -> list[_Part] | None:
+    """What reads a sort or topk; None: it is another op, or more than few elements are read."""
+    if isinstance(a := node.attrs, TopKAttrs):
+        users = [graph[name] for name in graph.users[node.name]]
+        if node.name in graph.outputs or not 0 < a.k <= MOST_ROUNDS:
+            return None
+        parts = [
+            _Part(u.name, node.name, u.attrs.index, a.k)
+            for u in users
+            if isinstance(u.attrs, GetTupleElementAttrs)
+        ]
+        return parts if parts and len(parts) == len(users) else None
+    if not isinstance(node.attrs, SortAttrs):
         return None
-    source, number = graph[node.operands[0]], 0
-    if isinstance(a := source.attrs, GetTupleElementAttrs):
-        source, number = graph[source.operands[0]], a.index
-    return (source.name, number) if isinstance(source.attrs, SortAttrs) else None
+    found = [_read_part(graph, node, *reader) for reader in _list_readers(graph, node)]
+    known = [part for part in found if part is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _list_readers(graph: Graph, sort: Node) -> Iterator[tuple[Node | None, int, bool]]:
+    """What reads the results, None for whatever hands them on; which result; whether it was turned round before."""
+    assert isinstance(sort.attrs, SortAttrs)
+    waiting = [(sort.name, 0, False)]
+    while waiting:
+        name, number, backwards = waiting.pop()
+        if name in graph.outputs:
+            yield None, number, backwards
+        for user in map(graph.__getitem__, graph.users[name]):
+            a = user.attrs
+            if name == sort.name and isinstance(a, GetTupleElementAttrs):
+                waiting.append((user.name, a.index, False))
+            elif OPS[user.op].kind is Kind.INDEX and a == DimensionsAttrs((sort.attrs.dimension,)):
+                waiting.append((user.name, number, not backwards))
+            else:
+                yield user, number, backwards
+
+
+def _read_part(
+    graph: Graph, sort: Node, reader: Node | None, number: int, backwards: bool
+) -> _Part | None:
+    """None where it is another op than a slice of few first or last elements."""
+    a = reader.attrs if reader else None
+    if reader is None or not isinstance(a, SliceAttrs) or any(stride != 1 for stride in a.strides):
+        return None
+    assert isinstance(sort.attrs, SortAttrs)
+    d = sort.attrs.dimension
+    columns = graph[reader.operands[0]].shape[d]
+    count, start = reader.shape[d], a.starts[d]
+    if not 0 < count <= MOST_ROUNDS or any(s for i, s in enumerate(a.starts) if i != d):
+        return None
+    if start not in (0, columns - count):
+        return None
+    is_last = (start > 0) is not backwards
+    return _Part(reader.name, sort.name, number, count, is_last, backwards)
 
 
 class _Rounds(DraftOps):
@@ -173,8 +196,8 @@ class _Rounds(DraftOps):
             return self.origin.regions[0][order.key].dtype
         return self.draft[self.origin.operands[order.operand]].dtype
 
-    def find(self, order: Order, count: int) -> list[str]:
-        """The words of so many first elements, each with one column."""
+    def find(self, order: Order, counts: Mapping[bool, int]) -> dict[bool, list[str]]:
+        """The words of so many first elements (False) and last ones (True), each with one column."""
         key = self._order_bits(self._lift_key(order), order)
         if not order.descending:
             key = self.add("not", DType.S32, self.shape, (key,))
@@ -185,29 +208,32 @@ class _Rounds(DraftOps):
         position = self.add("iota", word, self.shape, (), IotaAttrs(self.dimension))
         behind = self.both("subtract", self.splat(self.columns - 1, word, self.shape), position)
         self.words = self.both("or", above, behind)
-        found = [self._reduce(self.words, "maximum")]
-        least = np.iinfo(np.int64).min
+        ends = {False: ("maximum", "LT"), True: ("minimum", "GT")}
+        return {end: self._find_end(count, *ends[end]) for end, count in counts.items()}
+
+    def _find_end(self, count: int, op: str, direction: str) -> list[str]:
+        found = [self._reduce(self.words, op)]
+        neutral = neutral_element(op, DType.S64)
+        assert neutral is not None
         while len(found) < count:
-            last = self._spread(found[-1])
-            less = self.compare("LT", self.words, last)
-            rest = self.select(less, self.words, self._fill(np.asarray(least), self.shape))
-            found.append(self._reduce(rest, "maximum"))
+            is_left = self.compare(direction, self.words, self._spread(found[-1]))
+            nothing = self._fill(np.asarray(neutral), self.shape)
+            found.append(self._reduce(self.select(is_left, self.words, nothing), op))
         return found
 
-    def put_result(self, words: list[str], order: Order, number: int, node: Node) -> str:
-        """The first elements of a result, as a node of the graph before takes them."""
-        count = node.shape[self.dimension]
+    def put_result(self, words: Sequence[str], order: Order, number: int, node: Node) -> str:
+        """The elements of a result that the words name, as a node of the graph before takes them."""
         is_topk = isinstance(self.origin.attrs, TopKAttrs)
-        pieces = [self._take(word, order, number, is_topk) for word in words[:count]]
-        dtype = self.draft[pieces[0]].dtype
-        shape = (*self.shape[: self.dimension], count, *self.shape[self.dimension + 1 :])
-        if count == 1:
-            return pieces[0]
-        attrs = DimensionAttrs(self.dimension)
-        whole = self.add("concatenate", dtype, shape, tuple(pieces), attrs)
-        if shape == node.shape:
+        pieces = [self._take(word, order, number, is_topk) for word in words]
+        whole = pieces[0]
+        if len(pieces) > 1:
+            d, count = self.dimension, len(pieces)
+            shape = (*self.shape[:d], count, *self.shape[d + 1 :])
+            dtype = self.draft[whole].dtype
+            whole = self.add("concatenate", dtype, shape, tuple(pieces), DimensionAttrs(d))
+        if self.draft[whole].shape == node.shape:
             return whole
-        return self.cut(whole, [0] * len(shape), node.shape)
+        return self.cut(whole, [0] * len(self.shape), node.shape)
 
     def _take(self, word: str, order: Order, number: int, is_topk: bool) -> str:
         """The element of a result that a word names, in an array of one column."""

@@ -61,6 +61,22 @@ def first_of_sort(k: int, axis: int) -> Any:
     return fn
 
 
+def last_of_sort(k: int, axis: int) -> Any:
+    """Ends of ascending and descending sorts, in their order and backwards."""
+
+    def fn(x: Any) -> Any:
+        n = x.shape[axis]
+        rising, falling = jnp.sort(x, axis), jnp.argsort(x, axis, descending=True)
+        return (
+            lax.slice_in_dim(rising, n - k, n, axis=axis),
+            lax.slice_in_dim(falling, 0, k, axis=axis),
+            lax.slice_in_dim(jnp.flip(jnp.argsort(x, axis), axis), 0, 1, axis=axis),
+            lax.slice_in_dim(falling, n - 1, n, axis=axis),
+        )
+
+    return fn
+
+
 def first_of_pairs(k: int) -> Any:
     """Sorted by the second of three operands; the others go with it."""
 
@@ -80,7 +96,13 @@ def same_bits(found: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_bits(dtype: Any, seed: int) -> None:
     x = draw(dtype, (11, 40), seed)
-    for fn in (top_k(3), first_of_sort(2, 1), first_of_sort(3, 0), first_of_pairs(2)):
+    for fn in (
+        top_k(3),
+        first_of_sort(2, 1),
+        first_of_sort(3, 0),
+        last_of_sort(2, 1),
+        first_of_pairs(2),
+    ):
         graph = lower(fn, x)
         taken = check_graph(take_largest(graph))
         assert not has_sort(taken)

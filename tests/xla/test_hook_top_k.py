@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xla_hook
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("spelling", ["top_k", "argsort"])
+@pytest.mark.parametrize("spelling", ["top_k", "argsort", "last", "descending"])
 def test_a_router_is_one_kernel(dtype: str, spelling: str) -> None:
     import jax
     import jax.numpy as jnp
@@ -27,7 +27,11 @@ def test_a_router_is_one_kernel(dtype: str, spelling: str) -> None:
         if spelling == "top_k":
             largest, experts = jax.lax.top_k(shares, 2)
         else:
-            experts = jnp.argsort(-shares, -1)[:, :2]
+            experts = {
+                "argsort": lambda: jnp.argsort(-shares, -1)[:, :2],
+                "last": lambda: jnp.argsort(shares, -1)[:, -2:],
+                "descending": lambda: jnp.argsort(shares, -1, descending=True)[:, :2],
+            }[spelling]()
             largest = jnp.take_along_axis(shares, experts, -1)
         return largest, jax.nn.one_hot(experts, x.shape[-1]).sum((0, 1))
 
