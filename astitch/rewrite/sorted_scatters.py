@@ -21,7 +21,10 @@ from astitch.rewrite.sorted_rows import SortedRows
 
 LEAST_IN_ORDER, LEAST_UPDATES, LEAST_NATIVE = 2, 4, 16
 """Updates for each row: where the order counts; else; and where a GPU combines in one instruction, in the scatter's own
-type.  A row masks as many places as it has updates, and more."""
+type, and threads of one warp have elements of one update.  A row masks as many places as it has updates, and more."""
+
+WARP = 32
+"""Elements of a row from which no two threads of a warp meet."""
 
 
 def reduce_sorted_rows(graph: Graph, log: Log | None = None, *, in_order: bool = False) -> Graph:
@@ -53,8 +56,9 @@ def _find_word(node: Node, draft: Draft, *, in_order: bool) -> DType | None:
         return None
     if a.input_batching_dims or not scatters_rows(node, x, updates):
         return None
-    least = LEAST_IN_ORDER if in_order else LEAST_NATIVE if is_own_form(node) else LEAST_UPDATES
     row = max(math.prod(node.shape[count_named(node) :]), 1)
+    is_apart = row >= WARP and is_own_form(node)
+    least = LEAST_IN_ORDER if in_order else LEAST_NATIVE if is_apart else LEAST_UPDATES
     if updates.size // row < least * (node.array.size // row):
         return None
     word = _WORDS.get(node.dtype)

@@ -141,7 +141,8 @@ def test_an_infinity_stays_in_its_row() -> None:
 
 def test_what_stays() -> None:
     def stays(count: int, op: str = "max", dtype: Any = np.float32, **options: Any) -> bool:
-        x, u = np.zeros(20, dtype), np.ones(count, dtype)
+        row = options.pop("row", ())
+        x, u = np.zeros((20, *row), dtype), np.ones((count, *row), dtype)
         hint = options.pop("indices_are_sorted", True)
 
         def fn(x: Any, i: Any, u: Any) -> Any:
@@ -153,8 +154,11 @@ def test_what_stays() -> None:
     assert not stays(80)
     assert stays(79), "few updates a row"
     assert not stays(40, in_order=True)
-    assert stays(319, "add"), "a GPU adds in one instruction"
-    assert not stays(320, "add")
+    assert not stays(80, "add")
+    assert stays(319, "add", row=(32,)), (
+        "a GPU adds in one instruction, and no threads of a warp meet"
+    )
+    assert not stays(320, "add", row=(32,))
     assert not stays(80, "add", jnp.bfloat16)
     assert stays(80, indices_are_sorted=False)
     with jax.enable_x64(True):
