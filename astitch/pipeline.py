@@ -14,6 +14,7 @@ from typing import Any
 
 from astitch import options
 from astitch.attention.fuse import fuse_attention
+from astitch.cost.bound_by_communication import is_bound_by_communication
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
@@ -243,6 +244,12 @@ def _leave(graph: Graph, job: Job) -> Left:
     return Left(graph, reasons, products)
 
 
+def _choose_stages(left: Left, job: Job) -> Staged:
+    return choose_stages(
+        left, lambda graph, outside: is_bound_by_communication(graph, outside, job.gpu)
+    )
+
+
 def _recompute(staged: Staged, job: Job) -> Staged:
     assert job.plain
     return recompute(staged, most_of_memory(job.plain))
@@ -357,7 +364,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.in_xla,
     ),
     Pass("leave", _leave),
-    Pass("choose_stages", lambda left, job: choose_stages(left)),
+    Pass("choose_stages", _choose_stages),
     Pass("recompute", _recompute, if_it_fails=PASS_LEFT_OUT),
     Pass(
         "give_operands",

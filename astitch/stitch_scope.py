@@ -14,7 +14,7 @@ cut further: the ops of one are awaited by the same collectives.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from astitch.graph.collectives import communicates, find_awaited, find_combined
@@ -310,9 +310,14 @@ def _refused_edge(
     )
 
 
-def choose_stages(left: Left) -> Staged:
+def choose_stages(
+    left: Left, is_bound: Callable[[Graph, Collection[str]], bool] = lambda graph, outside: False
+) -> Staged:
     """The stage of each op: how many library or other calls must come before it.  Every op that no kernel computes has
-    a reason."""
+    a reason.
+
+    is_bound: do the collectives of a graph take longer than what can run beside them, given what no kernel computes?
+    """
     graph = left.graph
     outside: dict[str, str] = {}
     held = {node.name: "held by a barrier" for node in graph if is_held(graph, node)}
@@ -325,7 +330,7 @@ def choose_stages(left: Left) -> Staged:
         if reason is not None:
             outside[node.name] = reason
     uncut = _choose_stages(graph, outside, left.products)
-    stage = cut_stages(graph, uncut, outside)
+    stage = cut_stages(graph, uncut, outside, bound=is_bound(graph, outside))
     wholes = {stage[name]: uncut[name] for name in graph.nodes} if stage is not uncut else {}
     return Staged(graph, stage, outside, held, uncut=wholes, products=left.products)
 

@@ -42,6 +42,7 @@ class Gpu:
     shared_reserved_bytes: taken by the driver for each block.  shared_unit_bytes: granularity of allocation.
     bandwidth_gbs: read plus written by a large copy.
     launch_us: one more kernel in a CUDA graph.  barrier_us: one barrier over the grid.
+    link_gbs: that it sends to GPUs of the same host at most, while it receives as much.
 
     For projected_latency.py:
     barrier_block_us: what each block beyond one an SM adds to a barrier.
@@ -64,6 +65,7 @@ class Gpu:
     bandwidth_gbs: float
     launch_us: float
     barrier_us: float
+    link_gbs: float
     clock_ghz: float
     fp32_lanes_per_sm: int
     l2_gbs: float
@@ -154,6 +156,7 @@ _MB = 1024 * 1024
 # barrier_us: V100 2.6 is the AStitch paper's (2.5 to 2.7); H100 1.2 measured (1.0 to 1.4 at 132 x 1024
 # threads; 2.0 for a launch with one barrier less 0.8 for the launch), assumed for H200 and B200; T4 and
 # A100 lie between, not measured.  barrier_block_us: H100 1.2 us at 132 blocks, 1.45 at 264, 2.6 at 1056.
+# link_gbs: the data sheets' NVLink, half of what they say for both directions; T4: PCIe 3.0 x16.
 # Lanes an SM and clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions".
 # l2_gbs and latencies: V100 and T4 from Jia et al., arXiv 1804.06826 and 1903.07486 (L2 2,155 and 1,270 GB/s); the
 # others are assumed after published microbenchmarks and fitted to measured kernels on the H100 only.
@@ -165,7 +168,7 @@ PRESETS: dict[str, Gpu] = {
             name="v100", arch="sm_70", sms=80, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=96 * _KB, shared_per_block_bytes=96 * _KB,
             shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=6 * _MB,
-            bandwidth_gbs=900 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.6, clock_ghz=1.53,
+            bandwidth_gbs=900 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.6, link_gbs=150, clock_ghz=1.53,
             fp32_lanes_per_sm=64, l2_gbs=2155, dram_latency_ns=550, l2_latency_ns=190, fp64_lanes=32,
             conversion_lanes=16,
         ),
@@ -173,7 +176,7 @@ PRESETS: dict[str, Gpu] = {
             name="t4", arch="sm_75", sms=40, max_threads_per_sm=1024, max_blocks_per_sm=16,
             registers_per_sm=65536, shared_per_sm_bytes=64 * _KB, shared_per_block_bytes=64 * _KB,
             shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=4 * _MB,
-            bandwidth_gbs=320 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.0, clock_ghz=1.59,
+            bandwidth_gbs=320 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.0, link_gbs=16, clock_ghz=1.59,
             fp32_lanes_per_sm=64, l2_gbs=1270, dram_latency_ns=550, l2_latency_ns=190, fp64_lanes=2,
             conversion_lanes=16, load_lanes=16,
         ),
@@ -181,28 +184,28 @@ PRESETS: dict[str, Gpu] = {
             name="a100", arch="sm_80", sms=108, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=164 * _KB, shared_per_block_bytes=163 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=40 * _MB,
-            bandwidth_gbs=2039 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.6, clock_ghz=1.41,
+            bandwidth_gbs=2039 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.6, link_gbs=300, clock_ghz=1.41,
             fp32_lanes_per_sm=64, l2_gbs=4500, dram_latency_ns=600, l2_latency_ns=200, fp64_lanes=32,
         ),
         Gpu(  # H100 SXM5 80 GB HBM3; bandwidth: driver copy, measured; clock: measured under load
             name="h100", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=50 * _MB,
-            bandwidth_gbs=3015, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+            bandwidth_gbs=3015, launch_us=0.8, barrier_us=1.2, link_gbs=450, clock_ghz=1.98, fp32_lanes_per_sm=128,
             l2_gbs=6000, dram_latency_ns=450, l2_latency_ns=150, fp64_lanes=64,
         ),
         Gpu(  # H200 SXM5 141 GB HBM3e; bandwidth: copy, measured; L2: as the driver reports it
             name="h200", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=60 * _MB,
-            bandwidth_gbs=4300, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+            bandwidth_gbs=4300, launch_us=0.8, barrier_us=1.2, link_gbs=450, clock_ghz=1.98, fp32_lanes_per_sm=128,
             l2_gbs=6000, dram_latency_ns=450, l2_latency_ns=150, fp64_lanes=64,
         ),
         Gpu(  # B200 SXM 180 GB HBM3e, peak 8,000 GB/s
             name="b200", arch="sm_100", sms=148, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=126 * _MB,
-            bandwidth_gbs=8000 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.2, clock_ghz=1.965,
+            bandwidth_gbs=8000 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.2, link_gbs=900, clock_ghz=1.965,
             fp32_lanes_per_sm=128, l2_gbs=8000, dram_latency_ns=750, l2_latency_ns=300, fp64_lanes=64,
         ),
     )

@@ -36,7 +36,7 @@ def find_combined(graph: Graph) -> list[list[str]]:
     them, or that makes the group too large.
     """
     names = [node.name for node in graph if communicates(node)]
-    before = _find_before(graph, names)
+    before = _find_before(graph, [[name] for name in names])
     waiting = {name: kin for name in names if (kin := _kin(graph, graph[name]))}
     groups = [[name] for name in names if name not in waiting]
     while waiting:
@@ -55,9 +55,9 @@ def find_combined(graph: Graph) -> list[list[str]]:
     return groups
 
 
-def _find_before(graph: Graph, names: Sequence[str]) -> dict[str, int]:
-    """For each op the collectives that it waits for: an int with a bit for each of the names."""
-    bits = {name: 1 << number for number, name in enumerate(names)}
+def _find_before(graph: Graph, groups: Sequence[Sequence[str]]) -> dict[str, int]:
+    """For each op the groups of collectives that it waits for: an int with a bit for each of the groups."""
+    bits = {name: 1 << number for number, group in enumerate(groups) for name in group}
     before: dict[str, int] = {}
     for node in graph:
         found = 0
@@ -102,6 +102,11 @@ def find_awaited(graph: Graph) -> dict[str, int]:
             found |= awaited[user] | bits.get(user, 0)
         awaited[node.name] = found
     return awaited
+
+
+def find_awaiting(graph: Graph) -> dict[str, int]:
+    """For each op the collectives that it waits for: an int with a bit for each group of find_combined."""
+    return _find_before(graph, find_combined(graph))
 
 
 SLICED = frozenset({"all-reduce", "all-reduce-done", "all-gather", "all-gather-done"})

@@ -1,19 +1,26 @@
-"""Stages -> stages that hold no collective back: the ops of one are awaited by the same collectives.
+"""Stages -> stages that hold no collective back: the ops of one are awaited by the same collectives, and wait for such.
 
 A kernel ends at once for all its results, so that a collective waits for all of a stage.  Small results are an
 exception: what reads nothing but what another part reads is computed with it.  Apart, it would keep what both read in
-memory until it runs, which may be at the end of the program.
+memory until it runs, which may be at the end of the program.  Where a step is as long as its communication, those that
+take long run beside it nevertheless.
+
+A kernel begins when all is there that it reads, so that it runs beside no collective that one of its ops waits for.
+Ops that have nothing to do with each other are therefore apart where they wait for other collectives and take long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
-from astitch.graph.collectives import communicates, find_awaited
+from astitch.graph.collectives import communicates, find_awaited, find_awaiting
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import ArrayType, Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.row import Cost
+from astitch.graph.storage import stored_value
 
 SMALL_BYTES = 64 << 10
 """The most bytes of a result that is computed with what other collectives wait for: its store takes no time."""
@@ -22,14 +29,23 @@ READ_SHARE = 16
 """How many times larger than the result is what it is computed from; else apart it keeps hardly anything."""
 
 
+Part = tuple[int, int]
+"""A stage, and the collectives that wait for the ops of this part of it."""
+
+LARGE_BYTES = 8 << 20
+"""So many bytes take longer than a launch: what reads or writes them is worth a kernel of its own."""
+
+
 def cut_stages(
-    graph: Graph, stage: Mapping[str, int], outside: Collection[str]
+    graph: Graph, stage: Mapping[str, int], outside: Collection[str], *, bound: bool = False
 ) -> Mapping[str, int]:
     """Stages whose ops are awaited by the same collectives each, in the order of the given ones.
 
-    outside: ops that no kernel computes.  Within a stage the ops come first that more collectives wait for: an op is
-    awaited by whatever awaits its readers.  Ops outside stay in front of what kernels compute in their stage.  Without
-    collectives nothing changes.
+    outside: ops that no kernel computes.  bound: collectives take longer than what can run beside them.
+
+    Within a stage the ops come first that more collectives wait for: an op is awaited by whatever awaits its readers.
+    Of those that as many wait for, the ops come first that wait for fewer.  Ops outside stay in front of what kernels
+    compute in their stage.  Without collectives nothing changes.
     """
     if not any(map(communicates, graph)):
         return stage
@@ -37,25 +53,103 @@ def cut_stages(
     for node in graph:
         if OPS[node.op].kind is Kind.PROJECTION:  # it is there as soon as what it belongs to
             awaited[node.name] = awaited[node.operands[0]]
-    parts = _Parts(graph, stage, outside, awaited)
+    parts = _Parts(graph, stage, outside, awaited, LARGE_BYTES if bound else None)
     awaited |= parts.find_joined()
+    awaiting = find_waits(graph, {name: (stage[name], awaited[name]) for name in parts.of})
 
-    def place(name: str) -> tuple[int, int, int]:
-        if not parts.is_stitched(name):
-            return stage[name], 0, 0
-        mask = awaited[name]
-        return stage[name], len(graph) - mask.bit_count(), mask
+    def place(name: str) -> tuple[int, ...]:
+        if name not in parts.of:
+            return stage[name], 0, 0, 0, 0
+        mask, waits = awaited[name], awaiting[name]
+        return stage[name], len(graph) - mask.bit_count(), mask, waits.bit_count(), waits
 
     places = {name: place(name) for name in graph.nodes}
     numbers = {found: number for number, found in enumerate(sorted(set(places.values())))}
     return {name: numbers[found] for name, found in places.items()}
 
 
+def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
+    """For each op of a part the collectives for which its kernel waits; ops with equal ones share a kernel.
+
+    Ops that hand each other more than numbers have one kernel.  It waits for their own collectives only, if it takes
+    long; else for those of one that does, or for all of the part's.
+    """
+    awaiting = find_awaiting(graph)
+    inside: dict[Part, list[str]] = {}
+    for name, part in parts.items():
+        inside.setdefault(part, []).append(name)
+    found: dict[str, int] = {}
+    for names in inside.values():
+        waits = _join_waits(graph, names, awaiting)
+        every = functools.reduce(int.__or__, waits.values())
+        long = sorted({every} | _find_long(graph, waits), key=_count_first)
+        for name, mask in waits.items():
+            found[name] = next(m for m in long if m & mask == mask)
+    return found
+
+
+def _join_waits(graph: Graph, names: Sequence[str], awaiting: Mapping[str, int]) -> dict[str, int]:
+    """For each op of a part the collectives that it waits for, with those that others do with which it shares arrays.
+
+    names: in topological order.
+    """
+    leader = {name: name for name in names}
+
+    def find(name: str) -> str:
+        while leader[name] != name:
+            leader[name] = name = leader[leader[name]]
+        return name
+
+    edges = [(o, name) for name in names for o in graph[name].operands if o in leader]
+    for one, other in edges:
+        if not _is_number(graph, one):
+            leader[find(other)] = find(one)
+    waits = dict.fromkeys(map(find, names), 0)
+    for name in names:
+        waits[find(name)] |= awaiting[name]
+    changed = True
+    while changed:  # what reads a number waits for all that the number's kernel waits for
+        changed = False
+        for one, other in edges:
+            if more := waits[find(one)] & ~waits[find(other)]:
+                waits[find(other)] |= more
+                changed = True
+    return {name: waits[find(name)] for name in names}
+
+
+def _is_number(graph: Graph, name: str) -> bool:
+    """Is a value one number, alone or as an array of it, so that each kernel that reads it computes it again?"""
+    node = graph[name]
+    if OPS[node.op].kind is Kind.BROADCAST:
+        node = graph[node.operands[0]]
+    is_one = isinstance(node.type, ArrayType) and node.type.size == 1
+    return is_one or is_embedded(graph, name)
+
+
+def _find_long(graph: Graph, waits: Mapping[str, int]) -> set[int]:
+    """Of the sets of collectives that ops of one part wait for, those of which a kernel alone takes long.
+
+    What others read as well does not count: each kernel would read it.
+    """
+    readers: dict[str, set[int]] = {}
+    moved = Counter[int]()
+    for name, mask in waits.items():
+        for operand in graph[name].operands:
+            if operand not in waits and not is_embedded(graph, operand):
+                readers.setdefault(stored_value(graph, operand), set()).add(mask)
+        node, users = graph[name], graph.users[name]
+        if isinstance(node.type, ArrayType) and (
+            name in graph.outputs or any(user not in waits for user in users)
+        ):
+            moved[mask] += node.type.bytes
+    for name, masks in readers.items():
+        if len(masks) == 1 and isinstance(graph[name].type, ArrayType):
+            moved[next(iter(masks))] += array_of(graph[name]).bytes
+    return {mask for mask, count in moved.items() if count >= LARGE_BYTES}
+
+
 MOST_AGAIN = 8
 """Ops of earlier stages that are computed again for a small result."""
-
-Part = tuple[int, int]
-"""A stage, and the collectives that wait for the ops of this part of it."""
 
 
 def _count_first(mask: int) -> tuple[int, int]:
@@ -71,8 +165,9 @@ class _Parts:
         stage: Mapping[str, int],
         outside: Collection[str],
         awaited: Mapping[str, int],
+        large: int | None,
     ) -> None:
-        self.graph, self.outside = graph, outside
+        self.graph, self.outside, self.large = graph, outside, large
         self.of = {n: (stage[n], awaited[n]) for n in graph.nodes if self.is_stitched(n)}
         self.read: dict[Part, set[str]] = {}
         for name, part in self.of.items():
@@ -100,11 +195,13 @@ class _Parts:
         return found
 
     def is_small(self, name: str) -> bool:
-        """Is an op a reduction to something small?"""
+        """Is an op a reduction to something small, of what is not too large to be read again?"""
         node = self.graph[name]
         if OPS[node.op].kind is not Kind.REDUCE or not isinstance(node.type, ArrayType):
             return False
         read = max(array_of(self.graph[o]).bytes for o in node.operands)
+        if self.large is not None and read >= self.large:
+            return False
         return node.type.bytes <= SMALL_BYTES and READ_SHARE * node.type.bytes <= read
 
     def find_closure(self, name: str, other: Part) -> list[str]:

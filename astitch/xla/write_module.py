@@ -77,7 +77,7 @@ class _ModuleWriter:
         self.graph = compilation.scopes.graph
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
         self.kernels = kernels
-        self.latencies_ns = _project_latencies(compilation)
+        self.latencies_ns = _project_latencies(compilation, loops)
         self.builder = ModuleBuilder(self.program.name)
         self.values: dict[str, tuple[str, ArrayType]] = {}
         self.views: dict[tuple[View, str], str] = {}
@@ -373,14 +373,18 @@ class _Part:
         return self.writer.read(view) if view.buffer in self.writer.values else None
 
 
-def _project_latencies(compilation: Compilation) -> dict[str, int]:
+def _project_latencies(
+    compilation: Compilation, loops: Mapping[LoopKey, LoopCall]
+) -> dict[str, int]:
     """The projected times of kernels in nanoseconds, where XLA's scheduler has communication to hide behind them."""
     if not any(map(communicates, compilation.scopes.graph)):
         return {}
-    return {
-        plan.kernel.name: round(project(plan.kernel, compilation.gpu, work=plan.work).time_us * 1e3)
+    times_us = {
+        plan.kernel.name: project(plan.kernel, compilation.gpu, work=plan.work).time_us
         for plan in compilation.plans
     }
+    times_us |= {call.kernel.name: call.loop.plan.us for call in loops.values()}
+    return {name: round(us * 1e3) for name, us in times_us.items()}
 
 
 def _row_major(rank: int) -> tuple[int, ...]:

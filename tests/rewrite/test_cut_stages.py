@@ -14,10 +14,10 @@ def send(g: GraphBuilder, value: str, name: str) -> str:
     return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
 
 
-def cut(graph: Graph) -> dict[str, int]:
+def cut(graph: Graph, *, bound: bool = False) -> dict[str, int]:
     """The stages of a graph whose ops outside are its collectives: one stage before them, one behind."""
     outside = {node.name for node in graph if node.op == "opaque"}
-    return dict(cut_stages(graph, dict.fromkeys(graph.nodes, 0), outside))
+    return dict(cut_stages(graph, dict.fromkeys(graph.nodes, 0), outside, bound=bound))
 
 
 def start(*, also: bool = False, to: str = "f32[256]") -> tuple[GraphBuilder, str]:
@@ -98,3 +98,67 @@ def test_without_collectives_nothing_changes():
     graph = g.build(g.reduce(y, (0,), "add"))
     stages = {name: number for number, name in enumerate(graph.nodes)}
     assert cut_stages(graph, stages, ()) is stages
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("rows", [64, 32768])
+def test_long_sums_run_beside_collectives_that_take_longest(rows, bound):
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},256]", "x")
+    sent = g.op("tanh", f"f32[{rows},256]", x, name="sent")
+    send(g, sent, "received")
+    total = g.reduce(sent, (0,), "add", name="total")
+    stage = cut(g.build("received", total), bound=bound)
+    assert (stage["total"] > stage["sent"]) == (bound and rows > 64)
+
+
+def update(
+    g: GraphBuilder, name: str, shape: str, behind: str | None, rate: str, old: str = ""
+) -> str:
+    """A weight less its gradient, which devices exchange behind another collective's result."""
+    gradient = g.parameter(shape, f"{name}_gradient")
+    if behind is not None:
+        gradient = g.op("add", shape, gradient, g.broadcast(behind, shape, ()))
+    received = send(g, gradient, f"{name}_received")
+    scaled = g.op("multiply", shape, received, g.broadcast(rate, shape, ()), name=f"{name}_scaled")
+    weight = old or g.parameter(shape, f"{name}_weight")
+    return g.op("subtract", shape, weight, scaled, name=name)
+
+
+def cut_updates(one: str, other: str, *, shared: bool = False) -> dict[str, int]:
+    """Of two updates, the second of which waits for more collectives."""
+    g = GraphBuilder()
+    rate = g.op("negate", "f32[]", g.parameter("f32[]", "rate"), name="rate_")
+    first = update(g, "first", one, None, rate)
+    total = send(g, g.reduce("first_received", tuple(range(one.count(",") + 1)), "add"), "total")
+    second = update(g, "second", other, total, rate, "first_scaled" if shared else "")
+    graph = g.build(first, second)
+    stage = cut(graph)
+    for node in graph:
+        if node.op != "opaque":
+            assert all(stage[o] <= stage[node.name] for o in node.operands), node.name
+    return stage
+
+
+LARGE, SMALL = "f32[1024,1024]", "f32[1024]"
+
+
+def test_long_updates_wait_for_their_own_collectives_only():
+    stage = cut_updates(LARGE, LARGE)
+    assert stage["first"] == stage["first_scaled"] < stage["second"] == stage["second_scaled"]
+
+
+def test_a_short_update_is_apart_from_a_long_one_that_waits_for_less():
+    stage = cut_updates(LARGE, SMALL)
+    assert stage["first"] < stage["second"]
+
+
+@pytest.mark.parametrize("other", [LARGE, SMALL])
+def test_a_short_update_waits_for_what_others_wait_for(other):
+    stage = cut_updates(SMALL, other)
+    assert stage["first"] == stage["second"]
+
+
+def test_updates_that_share_an_array_have_one_kernel():
+    stage = cut_updates(LARGE, LARGE, shared=True)
+    assert stage["first"] == stage["second"]

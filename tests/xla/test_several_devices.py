@@ -184,3 +184,33 @@ def test_kernels_compute_on_each_device_what_the_whole_program_computes(sharding
         for device, results in zip(order, found, strict=True):
             part = np.asarray(result)[place[device]]
             np.testing.assert_allclose(results[number], part, rtol=2e-4, atol=2e-5)
+
+
+def test_a_loop_that_is_one_kernel_says_how_long_it_takes():
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(devices(2)), ("d",))
+
+    def run(x: Any, w: Any) -> Any:
+        def turn(h: Any, now: Any) -> tuple[Any, None]:
+            return jnp.tanh(h @ w + now), None
+
+        last, _ = jax.lax.scan(turn, jnp.zeros_like(x[0]), x)
+        return jax.lax.psum(last, "d")
+
+    split, same = PartitionSpec(None, "d"), PartitionSpec()
+    fn = jax.shard_map(run, mesh=mesh, in_specs=(split, same), out_specs=same, check_vma=False)
+    x, w = (
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((50, 16, 32), split), ((32, 32), same))
+    )
+    with hooked() as seen:
+        compile_ahead(fn, x, w)
+    (stitching,) = (s for s in seen.stitchings if s.module)
+    (us,) = stitching.compilation.loop_us
+    graph = import_from_compiler(read_module(stitching.module))
+    (told,) = (n.attrs.latency_ns for n in graph if isinstance(n.attrs, CustomCallAttrs))
+    assert told == round(us * 1e3) > 50 * 1e2
