@@ -41,6 +41,18 @@ def _read_lists(data: bytes) -> Groups | None:
     return tuple(tuple(group.replica_ids) for group in found.replica_groups) or None
 
 
+def _read_numbered(data: bytes) -> Groups | None:
+    """All devices as an array, its dimensions in another order, cut into groups one behind the other."""
+    found = schema.IotaReplicaGroupListProto.FromString(data)
+    shape, order = list(found.iota_reshape_dims), list(found.iota_transpose_perm)
+    count = math.prod(shape)
+    groups = (found.num_replica_groups, found.num_devices_per_group)
+    if not 0 < count <= MOST_DEVICES or min(groups) < 1 or math.prod(groups) != count:
+        return None
+    ordered = np.arange(count).reshape(shape).transpose(order).reshape(groups)
+    return tuple(tuple(map(int, group)) for group in ordered)
+
+
 def _read_axes(data: bytes) -> Groups | None:
     """Of a mesh: the devices along some of its axes, or along parts of them, are a group."""
     found = schema.MeshAxesReplicaGroupListProto.FromString(data)
@@ -77,5 +89,5 @@ def _span(axis: Any, sizes: list[int]) -> tuple[int, int, int]:
     return number, part.pre_size, part.pre_size * part.size
 
 
-_READERS = {87: _read_lists, 93: _read_axes}
-"""By field of HloInstructionProto: collective_device_list and mesh_axes_replica_group_list."""
+_READERS = {87: _read_lists, 92: _read_numbered, 93: _read_axes}
+"""By field of HloInstructionProto: collective_device_list, its form as an iota, and mesh_axes_replica_group_list."""

@@ -100,6 +100,9 @@ _MESSAGES = {
     # Of fields that hlo/device_groups.py reads; instructions keep them as they are.
     "ReplicaGroup": "replica_ids int64* 1",
     "CollectiveDeviceListProto": "replica_groups ReplicaGroup* 1",
+    "IotaReplicaGroupListProto": """
+        num_replica_groups int64 1, num_devices_per_group int64 2,
+        iota_reshape_dims int64* 3, iota_transpose_perm int32* 4""",
     "MeshAxis": "name bytes 1, size int64 2",
     "MeshProto": "axes MeshAxis* 1, device_ids int64* 2",
     "SubAxis": "pre_size int64 1, size int64 2",
@@ -168,6 +171,7 @@ ShapeProto = _CLASSES["ShapeProto"]
 LiteralProto = _CLASSES["LiteralProto"]
 CompileOptionsProto = _CLASSES["CompileOptionsProto"]
 CollectiveDeviceListProto = _CLASSES["CollectiveDeviceListProto"]
+IotaReplicaGroupListProto = _CLASSES["IotaReplicaGroupListProto"]
 MeshAxesReplicaGroupListProto = _CLASSES["MeshAxesReplicaGroupListProto"]
 
 

@@ -74,21 +74,37 @@ def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     Ops that hand each other more than numbers have one kernel.  It waits for their own collectives only, if it takes
     long; else for those of one that does, or for all of the part's.
     """
-    awaiting = find_awaiting(graph)
+    awaiting, numbers = find_awaiting(graph), _find_numbers(graph)
     inside: dict[Part, list[str]] = {}
     for name, part in parts.items():
         inside.setdefault(part, []).append(name)
     found: dict[str, int] = {}
     for names in inside.values():
-        waits = _join_waits(graph, names, awaiting)
+        waits = _join_waits(graph, names, awaiting, numbers)
         every = functools.reduce(int.__or__, waits.values())
-        long = sorted({every} | _find_long(graph, waits), key=_count_first)
-        for name, mask in waits.items():
-            found[name] = next(m for m in long if m & mask == mask)
+        long = sorted({every} | _find_long(graph, waits, numbers), key=_count_first)
+        for name in reversed(names):
+            mask = next(m for m in long if m & waits[name] == waits[name])
+            users = [found[u] for u in graph.users[name] if u in waits] if name in numbers else []
+            found[name] = min([*users, every], key=_count_first) if users else mask
     return found
 
 
-def _join_waits(graph: Graph, names: Sequence[str], awaiting: Mapping[str, int]) -> dict[str, int]:
+def _find_numbers(graph: Graph) -> set[str]:
+    """Values that are made of single numbers: each kernel that reads one computes it again."""
+    found = set[str]()
+    for node in graph:
+        kind = OPS[node.op].kind
+        spread = kind in (Kind.BROADCAST, Kind.ELEMENTWISE) or OPS[node.op].is_view
+        is_one = isinstance(node.type, ArrayType) and node.type.size == 1
+        if is_one or is_embedded(graph, node.name) or (spread and found.issuperset(node.operands)):
+            found.add(node.name)
+    return found
+
+
+def _join_waits(
+    graph: Graph, names: Sequence[str], awaiting: Mapping[str, int], numbers: Collection[str]
+) -> dict[str, int]:
     """For each op of a part the collectives that it waits for, with those that others do with which it shares arrays.
 
     names: in topological order.
@@ -102,7 +118,7 @@ def _join_waits(graph: Graph, names: Sequence[str], awaiting: Mapping[str, int])
 
     edges = [(o, name) for name in names for o in graph[name].operands if o in leader]
     for one, other in edges:
-        if not _is_number(graph, one):
+        if one not in numbers:
             leader[find(other)] = find(one)
     waits = dict.fromkeys(map(find, names), 0)
     for name in names:
@@ -117,16 +133,7 @@ def _join_waits(graph: Graph, names: Sequence[str], awaiting: Mapping[str, int])
     return {name: waits[find(name)] for name in names}
 
 
-def _is_number(graph: Graph, name: str) -> bool:
-    """Is a value one number, alone or as an array of it, so that each kernel that reads it computes it again?"""
-    node = graph[name]
-    if OPS[node.op].kind is Kind.BROADCAST:
-        node = graph[node.operands[0]]
-    is_one = isinstance(node.type, ArrayType) and node.type.size == 1
-    return is_one or is_embedded(graph, name)
-
-
-def _find_long(graph: Graph, waits: Mapping[str, int]) -> set[int]:
+def _find_long(graph: Graph, waits: Mapping[str, int], numbers: Collection[str]) -> set[int]:
     """Of the sets of collectives that ops of one part wait for, those of which a kernel alone takes long.
 
     What others read as well does not count: each kernel would read it.
@@ -134,18 +141,34 @@ def _find_long(graph: Graph, waits: Mapping[str, int]) -> set[int]:
     readers: dict[str, set[int]] = {}
     moved = Counter[int]()
     for name, mask in waits.items():
-        for operand in graph[name].operands:
-            if operand not in waits and not is_embedded(graph, operand):
-                readers.setdefault(stored_value(graph, operand), set()).add(mask)
-        node, users = graph[name], graph.users[name]
-        if isinstance(node.type, ArrayType) and (
-            name in graph.outputs or any(user not in waits for user in users)
+        node = graph[name]
+        if OPS[node.op].is_view or name in numbers or not isinstance(node.type, ArrayType):
+            continue
+        for operand in node.operands:
+            stored = stored_value(graph, operand)
+            if stored not in waits and stored not in numbers:
+                readers.setdefault(stored, set()).add(mask)
+        if any(
+            value in graph.outputs or _leaves(graph, value, waits) for value in _views(graph, name)
         ):
             moved[mask] += node.type.bytes
     for name, masks in readers.items():
         if len(masks) == 1 and isinstance(graph[name].type, ArrayType):
             moved[next(iter(masks))] += array_of(graph[name]).bytes
     return {mask for mask, count in moved.items() if count >= LARGE_BYTES}
+
+
+def _views(graph: Graph, name: str) -> list[str]:
+    """A value, and all that is stored with it."""
+    found = [name]
+    for value in found:
+        found += (user for user in graph.users[value] if OPS[graph[user].op].is_view)
+    return found
+
+
+def _leaves(graph: Graph, name: str, part: Collection[str]) -> bool:
+    """Is a value read outside of a part?"""
+    return any(u not in part and not OPS[graph[u].op].is_view for u in graph.users[name])
 
 
 MOST_AGAIN = 8

@@ -2,6 +2,9 @@
 
 A product of few tiles leaves most of a GPU idle, so XLA cuts its sum, computes the parts side by side and adds them.
 Its own fusion adds them where the product is read; in front of a kernel of ours that would be one more kernel.
+
+XLA's scheduler puts what no collective waits for as late as it can.  The parts of such a product, many times as large
+as their sum, would be kept until then, so there are few; or XLA cuts the product itself, and adds the parts at once.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from astitch.device.gpu import Gpu
+from astitch.graph.collectives import communicates, find_awaited
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
@@ -35,6 +39,9 @@ In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 MOST_PARTS = 16
 """A kernel adds no more one by one.  A product of so few results is XLA's to cut, unless XLA would pad it."""
 
+LATE_SHARE = 4
+"""What a product reads, as a multiple of its parts, where these may be kept for long."""
+
 ALIGNED = 8
 """Elements that the sums of parts are multiples of: 16 bytes."""
 
@@ -50,7 +57,14 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     graph: simplified, its products arranged.
     """
     heard: Log = log or (lambda rule, node: None)
-    parts = {node.name: n for node in graph if (n := _count_parts(graph, node, gpu.sms)) > 1}
+    late = _find_late(graph)
+    parts: dict[str, int] = {}
+    for node in graph:
+        count = _count_parts(graph, node, gpu.sms)
+        if count > 1 and node.name in late:
+            count = _keep_few(graph, node, count)
+        if count > 1:
+            parts[node.name] = count
     if not parts:
         return graph
 
@@ -61,6 +75,21 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
         return _put_sum(draft, node, parts[node.name])
 
     return rewrite_graph(graph, heard, split, rules=find_arranged_rules)
+
+
+def _keep_few(graph: Graph, node: Node, count: int) -> int:
+    """Of so many parts half, a quarter ..., as long as they take more than a part of what the product reads."""
+    most = sum(graph[o].array.bytes for o in node.operands) // LATE_SHARE
+    while count > 1 and count * node.array.size * DType.F32.bytes > most:
+        count //= 2
+    return count
+
+
+def _find_late(graph: Graph) -> set[str]:
+    """Ops that no collective waits for, where there are any."""
+    if not any(map(communicates, graph)):
+        return set()
+    return {name for name, mask in find_awaited(graph).items() if not mask}
 
 
 def _count_parts(graph: Graph, node: Node, sms: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 from astitch.hlo import schema
 from astitch.hlo.device_groups import read_groups
 
-LISTS, AXES = 87, 93
+LISTS, IOTA, AXES = 87, 92, 93
 
 
 def name_axes(
@@ -33,6 +33,25 @@ def list_groups(*groups: list[int]) -> bytes:
     for group in groups:
         found.replica_groups.add(replica_ids=group)
     return bytes(found.SerializeToString())
+
+
+def number_groups(shape: list[int], order: list[int], groups: int, members: int) -> bytes:
+    found = schema.IotaReplicaGroupListProto(
+        num_replica_groups=groups,
+        num_devices_per_group=members,
+        iota_reshape_dims=shape,
+        iota_transpose_perm=order,
+    )
+    return bytes(found.SerializeToString())
+
+
+def test_numbered_devices_are_cut_into_groups():
+    assert read_groups(IOTA, number_groups([8], [0], 2, 4)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    columns = ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert read_groups(IOTA, number_groups([4, 2], [1, 0], 2, 4)) == columns
+    assert read_groups(AXES, name_axes([0], a=4, b=2)) == columns
+    pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert read_groups(IOTA, number_groups([2, 2, 2], [1, 2, 0], 4, 2)) == pairs
 
 
 def test_names_of_axes_say_nothing():
@@ -85,6 +104,11 @@ def test_parts_of_an_axis_are_axes(axes, shape, order):
         (LISTS, b""),
         (LISTS, b"\x0a\xff"),
         (5, name_axes([0], d=8)),
+        (IOTA, b"\xff"),
+        (IOTA, b""),
+        (IOTA, number_groups([8], [0], 2, 3)),
+        (IOTA, number_groups([8], [0, 1], 2, 4)),
+        (IOTA, number_groups([1 << 40], [0], 1, 1 << 40)),
     ],
     ids=str,
 )

@@ -118,9 +118,11 @@ def update(
     """A weight less its gradient, which devices exchange behind another collective's result."""
     gradient = g.parameter(shape, f"{name}_gradient")
     if behind is not None:
-        gradient = g.op("add", shape, gradient, g.broadcast(behind, shape, ()))
+        gradient = g.op("add", shape, gradient, g.broadcast(behind, g.shape(gradient), ()))
     received = send(g, gradient, f"{name}_received")
-    scaled = g.op("multiply", shape, received, g.broadcast(rate, shape, ()), name=f"{name}_scaled")
+    scaled = g.op(
+        "multiply", shape, received, g.broadcast(rate, g.shape(gradient), ()), name=f"{name}_scaled"
+    )
     weight = old or g.parameter(shape, f"{name}_weight")
     return g.op("subtract", shape, weight, scaled, name=name)
 

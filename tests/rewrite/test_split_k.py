@@ -12,7 +12,7 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.graph.ir import DotAttrs, DType, Graph
+from astitch.graph.ir import DotAttrs, DType, Graph, OpaqueAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.pipeline import Launcher, Target
@@ -20,6 +20,7 @@ from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.split_k import MOST_PARTS, choose_split_k, split_products
 from astitch.run.host_engine import HostEngine
+from tests.graphs import GraphBuilder
 
 Function = Callable[..., Any]
 H100 = preset("h100")
@@ -161,3 +162,27 @@ def test_the_kernel_that_reads_a_product_adds_its_parts() -> None:
     assert [step.node.shape for step in plain.program.steps if isinstance(step, LibraryStep)] == [
         shape[1:]
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "sent", "parts"),
+    [
+        (1024, 8192, True, 4),
+        (1024, 8192, False, 2),  # of 2 MB each; it reads 25 MB
+        (256, 8192, True, 16),
+        (256, 8192, False, 4),  # of half a MB each; it reads 13 MB
+    ],
+)
+def test_there_are_few_parts_where_they_may_be_kept(
+    rows: int, depth: int, sent: bool, parts: int
+) -> None:
+    """A product that a collective waits for, or none, beside one."""
+    g = GraphBuilder()
+    left, right = (g.parameter(f"bf16[{depth},{n}]") for n in (rows, 512))
+    product = g.op("tanh", f"bf16[{rows},512]", g.dot(left, right, (0,), (0,)))
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
+    given = product if sent else g.op("tanh", f"bf16[{depth},512]", right)
+    received = g.op("opaque", g.array(given), given, attrs=attrs)
+    graph = split_products(simplify(g.build(received, *[product][sent:])), H100)
+    (shape,) = products(graph)
+    assert (shape[0] if len(shape) > 2 else 1) == parts
