@@ -33,7 +33,7 @@ from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.reassociate import scatter_into_addends
 from astitch.rewrite.scatter_rows import count_named, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
-from astitch.rewrite.sorted_rows import SortedRows
+from astitch.rewrite.sorted_rows import MOST_UPDATES, SortedRows
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""
@@ -138,7 +138,7 @@ class _Scatter(SortedRows):
             self.join([self.number_places(part, self.rows) for part in self.parts])
         )
         updates = self.join([self.flatten_updates(part) for part in self.parts])
-        if not scatters and self.count >= LEAST_TO_REDUCE * self.rows:
+        if not scatters and LEAST_TO_REDUCE * self.rows <= self.count <= MOST_UPDATES:
             return self.reduce_rows(place, position, updates)
         found = self.convert(self.gather(updates, position), DType.F32)
         sums = self.scan_rows(found, place, "add")

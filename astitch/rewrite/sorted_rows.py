@@ -28,6 +28,9 @@ from astitch.rewrite.scatter_rows import ScatteredRows
 LEAST_PIECE, MOST_PIECE = 8, 256
 """Updates of a piece.  A row reads as many, of which it masks those that are not its own."""
 
+MOST_UPDATES = 1 << 30
+"""The end of the last piece is an s32 too."""
+
 PLACE_BITS = 32
 """A word of the scan: the row in its upper half, below it what was combined of that row.  Negative: nothing."""
 

@@ -17,7 +17,7 @@ from astitch.rewrite.expand import add_column
 from astitch.rewrite.native_scatters import is_own_form
 from astitch.rewrite.scatter_rows import count_named, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
-from astitch.rewrite.sorted_rows import SortedRows
+from astitch.rewrite.sorted_rows import MOST_UPDATES, SortedRows
 
 LEAST_IN_ORDER, LEAST_UPDATES, LEAST_NATIVE = 2, 4, 16
 """Updates for each row: where the order counts; else; and where a GPU combines in one instruction, in the scatter's own
@@ -59,7 +59,8 @@ def _find_word(node: Node, draft: Draft, *, in_order: bool) -> DType | None:
     row = max(math.prod(node.shape[count_named(node) :]), 1)
     is_apart = row >= WARP and is_own_form(node)
     least = LEAST_IN_ORDER if in_order else LEAST_NATIVE if is_apart else LEAST_UPDATES
-    if updates.size // row < least * (node.array.size // row):
+    count = updates.size // row
+    if count < least * (node.array.size // row) or count > MOST_UPDATES:
         return None
     word = _WORDS.get(node.dtype)
     op = monoid_of(node.regions[0])

@@ -17,6 +17,7 @@ from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph, ScatterAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.rewrite import sorted_scatters
 from astitch.rewrite.expand import expand
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.sorted_scatters import reduce_sorted_rows
@@ -137,6 +138,14 @@ def test_an_infinity_stays_in_its_row() -> None:
     assert np.isinf(found[0])
     assert np.isnan(found[1])
     assert found[2] == 50
+
+
+def test_more_updates_than_pieces_can_number_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, i, u = np.zeros(3, np.float32), np.zeros(100, np.int32), np.ones(100, np.float32)
+    graph = lower(scatter("max"), x, i, u)
+    assert not has_scatter(reduce_sorted_rows(graph))
+    monkeypatch.setattr(sorted_scatters, "MOST_UPDATES", 99)
+    assert has_scatter(reduce_sorted_rows(graph))
 
 
 def test_what_stays() -> None:
