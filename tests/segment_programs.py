@@ -150,7 +150,9 @@ def draw_update(random: np.random.Generator) -> Drawn:
     form = str(random.choice(["rows", "columns", "in a scan", "under vmap"]))
 
     def update(x: Any, i: Any, u: Any) -> Any:
-        return getattr(x.at[i], name)(u, mode="drop", indices_are_sorted=sizes.in_order)
+        # A negative place would be counted from the end, and the places be in no order any more.
+        places = jnp.where(i < 0, sizes.rows, i) if not sizes.in_order else jnp.maximum(i, 0)
+        return getattr(x.at[places], name)(u, mode="drop", indices_are_sorted=sizes.in_order)
 
     def fn(u: Any, i: Any) -> Any:
         x = jnp.ones((sizes.rows, *sizes.row), u.dtype)
