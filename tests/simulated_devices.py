@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from astitch.graph.ir import GetTupleElementAttrs, Graph, Node, OpaqueAttrs
 from astitch.graph.reference import eval_node
+from astitch.hlo.device_groups import Groups, read_groups
 from astitch.hlo.schema import HloInstructionProto
 from astitch.hlo_import import import_from_compiler
 from astitch.show.compilation import Compilation
@@ -70,14 +72,35 @@ def run_on_devices(graph: Graph, arguments: Sequence[Sequence[Array]]) -> list[l
 
 
 def communicate(node: Node, operands: Sequence[Sequence[Array]]) -> OnDevices:
-    """What each device gets of a collective in which all take part.  operands: of each device."""
+    """What each device gets of a collective.  operands: of each device."""
     assert isinstance(node.attrs, OpaqueAttrs)
     instruction = HloInstructionProto.FromString(node.attrs.instruction)
     count = len(operands)
-    columns = list(zip(*operands, strict=True))  # for each operand what the devices give
+    if node.attrs.opcode == "partition-id":
+        return [[np.uint32(device)] for device in range(count)]  # type: ignore[list-item]
+    received: dict[int, Sequence[Array]] = {}
+    for group in _find_groups(instruction) or [tuple(range(count))]:
+        given = [operands[device] for device in group]
+        results = _exchange(node, instruction, given)
+        received |= dict(zip(group, results, strict=True))
+    return [received[device] for device in range(count)]
+
+
+def _find_groups(instruction: Any) -> Groups | None:
+    found = (
+        read_groups(field.field_number, field.data)
+        for field in UnknownFieldSet(instruction)
+        if isinstance(field.data, bytes)
+    )
+    return next(filter(None, found), None)
+
+
+def _exchange(node: Node, instruction: Any, given: Sequence[Sequence[Array]]) -> OnDevices:
+    """What each device of a group gets of a collective.  given: by each of them."""
+    assert isinstance(node.attrs, OpaqueAttrs)
+    count = len(given)
+    columns = list(zip(*given, strict=True))  # for each operand what the devices give
     match node.attrs.opcode:
-        case "partition-id":
-            return [[np.uint32(device)] for device in range(count)]  # type: ignore[list-item]
         case "all-reduce":
             sums = [sum(column[1:], column[0]) for column in columns]
             return [sums for _ in range(count)]
@@ -89,4 +112,13 @@ def communicate(node: Node, operands: Sequence[Sequence[Array]]) -> OnDevices:
             (along,) = instruction.dimensions
             parts = [np.split(sum(c[1:], c[0]), count, along) for c in columns]
             return [[part[device] for part in parts] for device in range(count)]
+        case "all-to-all" if not instruction.dimensions:  # an operand for each device
+            return [[one[device] for one in given] for device in range(count)]
+        case "all-to-all":
+            (along,) = instruction.dimensions
+            cut = [[np.split(part, count, along) for part in column] for column in columns]
+            return [
+                [np.concatenate([parts[device] for parts in column], along) for column in cut]
+                for device in range(count)
+            ]
     raise AssertionError(f"%{node.name}: {node.attrs.opcode} is not simulated")

@@ -160,22 +160,31 @@ def sum_planned(memory: Any) -> int:
 
 @pytest.mark.parametrize("sharding", ["data", "tensor", "fsdp"])
 def test_kernels_compute_on_each_device_what_the_whole_program_computes(sharding, monkeypatch):
+    for name, size in (("WIDTH", 64), ("ROWS", 32), ("LAYERS", 1)):
+        monkeypatch.setattr(sys.modules[__name__], name, size)
+    compare_devices(lambda _: step, lambda _: arguments(8, sharding), monkeypatch)
+
+
+def compare_devices(make_fn: Any, make_arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of each of eight devices in the emulation, beside the whole program on the host.
+
+    make_fn, make_arguments: of the devices.
+    """
     import jax
     import numpy as np
 
-    for name, size in (("WIDTH", 64), ("ROWS", 32), ("LAYERS", 1)):
-        monkeypatch.setattr(sys.modules[__name__], name, size)
-    given = arguments(8, sharding)
+    given = make_arguments(devices(8))
     with hooked(stitches=False) as seen:
-        compiled = compile_ahead(step, *given)
+        compiled = compile_ahead(make_fn(devices(8)), *given)
     flat, tree = jax.tree.flatten(given)
     rng = np.random.default_rng(0)
     whole = [rng.standard_normal(a.shape).astype(np.float32) / 4 for a in flat]
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        wanted = jax.tree.leaves(jax.jit(step)(*jax.tree.unflatten(tree, whole)))
+    host = jax.local_devices(backend="cpu")[:1]
+    with jax.default_device(host[0]):
+        wanted = jax.tree.leaves(jax.jit(make_fn(host))(*jax.tree.unflatten(tree, whole)))
     graph = stitch_for_emulation(max(seen.modules, key=len), monkeypatch)
     places = [a.sharding.devices_indices_map(a.shape) for a in flat]
-    order = list(places[0])
+    order = list(devices(8))
     parts = [[a[place[d]] for a, place in zip(whole, places, strict=True)] for d in order]
     found = run_on_devices(graph, parts)
     shardings = jax.tree.leaves(compiled.output_shardings)
@@ -184,6 +193,73 @@ def test_kernels_compute_on_each_device_what_the_whole_program_computes(sharding
         for device, results in zip(order, found, strict=True):
             part = np.asarray(result)[place[device]]
             np.testing.assert_allclose(results[number], part, rtol=2e-4, atol=2e-5)
+
+
+def train_on_two_axes(parameters: Any, x: Any) -> Any:
+    """Rows of the batch over one axis of the mesh, columns of the products over the other."""
+    import jax
+    import jax.numpy as jnp
+
+    def lose(p: Any) -> Any:
+        y = x + jax.nn.silu(norm(x, p["gain"], p["bias"]) @ p["up"]) @ p["down"]
+        return jnp.square(norm(y, p["gain"], p["bias"])).mean() + jnp.square(y).mean()
+
+    value, gradients = jax.value_and_grad(lose)(parameters)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
+
+
+def test_kernels_compute_on_a_mesh_of_two_axes(monkeypatch):
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    def make(places: Any) -> Any:
+        mesh = Mesh(np.array(places).reshape(4, 2), ("rows", "columns"))
+
+        def array(shape: tuple[int, ...], *spec: str | None) -> Any:
+            sharding = NamedSharding(mesh, PartitionSpec(*spec))
+            return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+
+        weights = {
+            "up": array((64, 128), None, "columns"),
+            "down": array((128, 64), "columns"),
+            "gain": array((64,)),
+            "bias": array((64,)),
+        }
+        return weights, array((64, 64), "rows")
+
+    compare_devices(lambda _: train_on_two_axes, make, monkeypatch)
+
+
+def test_kernels_compute_between_all_to_alls(monkeypatch):
+    """Positions are split, then heads, then positions again."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    split = PartitionSpec(None, "d")
+
+    def make_fn(places: Any) -> Any:
+        def local(x: Any, gain: Any) -> Any:
+            y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True)) * gain
+            turned = jax.lax.all_to_all(y, "d", 2, 1, tiled=True)
+            mixed = jax.nn.softmax(turned, 1) + jax.nn.softmax(turned, -1)
+            return x + jax.lax.all_to_all(mixed, "d", 1, 2, tiled=True)
+
+        specs = (split, PartitionSpec())
+        mesh = Mesh(np.array(places), ("d",))
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split)
+
+    def make(places: Any) -> Any:
+        mesh = Mesh(np.array(places), ("d",))
+        shapes = (((2, 64, 8, 16), split), ((16,), PartitionSpec()))
+        return tuple(
+            jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+            for shape, spec in shapes
+        )
+
+    compare_devices(make_fn, make, monkeypatch)
 
 
 def test_a_loop_that_is_one_kernel_says_how_long_it_takes():
