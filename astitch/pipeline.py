@@ -32,6 +32,7 @@ from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
+from astitch.rewrite.fold_scales import fold_scales
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.native_scatters import combine_natively
 from astitch.rewrite.operands import give_operands
@@ -41,6 +42,7 @@ from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
 from astitch.rewrite.restore_windows import restore_windows
 from astitch.rewrite.scatter_order import order_scatters
+from astitch.rewrite.short_reductions import write_out_short_reductions
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.sink_into_loops import sink_into_loops
 from astitch.rewrite.small_dots import decompose_small_dots
@@ -348,12 +350,19 @@ PASSES: tuple[Pass, ...] = (
     ),
     _rewrite("combine_natively", _combine_natively),
     _rewrite("reassociate", lambda graph, job: reassociate(graph)),
+    _rewrite(
+        "fold_scales",
+        lambda graph, job: fold_scales(graph),
+        # In a loop filters would be multiplied in each turn.
+        lambda job: job.target.in_xla and job.target.region is None,
+    ),
     # XLA adds a product to what a loop carries, which two kernels would do apart.
     _rewrite(
         "decompose_small_dots",
         lambda graph, job: decompose_small_dots(graph, job.gpu),
         lambda job: job.target.region is None,
     ),
+    _rewrite("write_out_short_reductions", lambda graph, job: write_out_short_reductions(graph)),
     _rewrite("order_reductions", lambda graph, job: order_reductions(graph)),
     _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
     _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),

@@ -1,7 +1,7 @@
 """Few launches of a loop's turn become a CUDA graph of XLA's.
 
 Takes the module that JAX has compiled and its compile options, changes the options.  XLA makes a graph from five
-launches on.  A stitched turn has fewer, so that each would be launched alone, turn after turn (decision 43).
+launches on.  A stitched turn has fewer, so that each would be launched alone, turn after turn (decision 44).
 """
 
 from __future__ import annotations

@@ -135,10 +135,18 @@ class Exchanges:
         if step.threads * step.stride <= WARP:
             return self.butterfly(rounds, count), 0
         turns = math.ceil(count / k.STRIDED_CHUNK)
+        members, chain = step.threads, 0.0
+        if step.stride < WARP:  # the lanes of a warp combine theirs first
+            members = step.threads * step.stride // WARP
+            chain = self.butterfly(math.log2(WARP / step.stride), count)
         if step.butterfly:
-            chain = self.butterfly(rounds, count)
-            self.add(Unit.SHARED, (3.0 + 1.0 / step.threads) * count)
-            return turns * (4 * SHARED_CYCLES + chain), 4 * turns - 1
-        self.add(Unit.SHARED, (1.0 + step.threads) * count)
-        self.add_combinations((step.threads - 1) * count)
-        return turns * (2 * SHARED_CYCLES + step.threads * (self.latency + 2)), 2 * turns - 1
+            chain += turns * 4 * SHARED_CYCLES
+            chain += turns * self.butterfly((members - 1).bit_length(), count)
+            self.add(Unit.SHARED, (3.0 + 1.0 / members) * count)
+            return chain, 4 * turns - 1
+        # Of the block's warps one alone reads what all have written, or each does.
+        share = WARP / (step.threads * step.stride) if step.alone else 1.0
+        self.add(Unit.SHARED, (1.0 + members * share) * count)
+        self.add_combinations((members - 1) * share * count)
+        chain += turns * (2 * SHARED_CYCLES + members * (self.latency + 2))
+        return chain, 2 * turns - 1

@@ -38,7 +38,8 @@ Spans = dict[str, tuple[int, int]]
 class Warp:
     """values: of names, in the threads of the first warp.  spans: over the whole kernel; still: within one task.
 
-    lanes: elements of the vector that is worked on.  falling: indices that fall as loops run; turning: variables of
+    lanes: elements of the vector that is worked on.  steps: the variable of the short loop that is worked on, and how
+    many turns it has; by_step: values in each of them.  falling: indices that fall as loops run; turning: variables of
     loops.
     """
 
@@ -49,6 +50,8 @@ class Warp:
         self.still: Spans = {}
         self.threads: Mapping[str, np.ndarray] = {}
         self.lanes = 1
+        self.steps: tuple[str, int] = ("", 1)
+        self.by_step: dict[str, list[np.ndarray]] = {}
         self.falling: set[str] = set()
         self.turning: set[str] = set()
         self.kept: dict[Hashable, object] = {}
@@ -83,6 +86,8 @@ class Warp:
         if falls:
             self.falling.add(name)
         self.values[name] = self.evaluate(forms[0])
+        if self.steps[1] > 1:
+            self.by_step[name] = self.evaluate_steps(forms[0])
         for known in (self.spans, self.still):
             lows, highs = zip(*(self.bounds(form, known) for form in forms), strict=True)
             known[name] = (min(lows), max(highs))
@@ -93,6 +98,21 @@ class Warp:
         self.spans[variable] = self.still[variable] = (0, count - 1)
         self.turning.add(variable)
         self.values[variable] = np.asarray(0)
+
+    def enter_steps(self, variable: str, count: int) -> None:
+        """A short loop begins, or with one turn ends."""
+        self.kept.clear()
+        self.steps = variable, count
+        self.by_step = {variable: [np.asarray(turn) for turn in range(count)]} if variable else {}
+
+    def evaluate_steps(self, form: Linear) -> list[np.ndarray]:
+        """The form's values in each turn of the short loop."""
+        outside, found = self.values, []
+        for turn in range(self.steps[1]):
+            self.values = outside | {name: values[turn] for name, values in self.by_step.items()}
+            found.append(self.evaluate(form))
+        self.values = outside
+        return found
 
     def evaluate(self, form: Linear) -> np.ndarray:
         """The form's value for each lane of a vector and each thread of a warp."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Multiset
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -212,10 +212,12 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class _Touched:
     """What a warp touches of an array in one access.  elements, sectors, lines: how many, lines by the first lane and
-    all_lines by all.  span, in_task: smallest and largest position, over the whole kernel and within a task."""
+    all_lines by all.  new_sectors: that no other turn of a short loop touches, a part of those that several do.
+    span, in_task: smallest and largest position, over the whole kernel and within a task."""
 
     elements: int
     sectors: int
+    new_sectors: float
     lines: int
     all_lines: int
     span: tuple[int, int]
@@ -233,15 +235,33 @@ def _find_touched(warp: Warp, position: Linear, size: int, width: int, in_lanes:
     sectors = len({element * size // SECTOR_BYTES for element in at})
     if width > 1:
         sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
+    new_sectors: float = sectors
+    if not in_lanes and warp.steps[1] > 1:
+        turns = [
+            set((at * size // SECTOR_BYTES).ravel().tolist()) for at in _first_lanes(warp, position)
+        ]
+        new_sectors = sectors * len(set().union(*turns)) / max(sum(map(len, turns)), 1)
     return _Touched(
         len(at),
         sectors,
+        new_sectors,
         len({element * size // LINE_BYTES for element in address[0].tolist()}),
         len({element * size // LINE_BYTES for element in at}),
         warp.bounds(position, warp.spans),
         warp.bounds(position, warp.still),
         warp.falls(position),
     )
+
+
+def _first_lanes(warp: Warp, position: Linear) -> Iterator[np.ndarray]:
+    """The position of a vector's first lane, in each turn of the short loop."""
+    shape = (warp.lanes, len(warp.values["tx"]))
+    for found in warp.evaluate_steps(position):
+        yield np.broadcast_to(found, shape)[:1]
+
+
+MOST_SHORT = 8
+"""Turns of a short loop."""
 
 
 class Counter:
@@ -377,7 +397,7 @@ class Counter:
                 len(self.loops),
                 write,
                 asked,
-                sectors * SECTOR_BYTES * requests / scalar_lanes,
+                touched.new_sectors * SECTOR_BYTES * requests / scalar_lanes,
                 1.0 if filled else min(elements * size * width / (sectors * SECTOR_BYTES), 1.0),
                 sectors == touched.all_lines > 1 and not filled,
                 cycles * requests,
@@ -714,8 +734,19 @@ def _price_loop(counter: Counter, loop: k.Loop, frame: Frame) -> None:
         return
     if not loop.unroll and loop.count > 1:
         counter.add({_I: 2.0}, inner.trips / loop.together)
+    before = counter.warp.steps, counter.warp.by_step
+    counter.warp.enter_steps(*_short_loop(loop))
     # Vectors that lanes are taken from are known before the lane loop.
     counter.walk(loop.body, inner)
+    counter.warp.steps, counter.warp.by_step = before
+
+
+def _short_loop(loop: k.Loop) -> tuple[str, int]:
+    """Its variable and turns, where few turns follow each other closely: what one touches the L1 has for the next."""
+    short = 1 < loop.count <= MOST_SHORT and not any(
+        isinstance(s, k.Loop) and s.variable != "lane" for s in loop.body
+    )
+    return (loop.variable, loop.count) if short else ("", 1)
 
 
 def _price_rounds(counter: Counter, rounds: k.Rounds, frame: Frame) -> None:

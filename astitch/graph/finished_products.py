@@ -38,6 +38,9 @@ LEAST_SIDE = 2
 LEAST_SIDES = 100
 """Rows, columns and the length of sums, together, below which it does so too (xla_gpu_gemm_rewrite_size_threshold)."""
 
+LEAST_LARGER = 64
+"""What the ops behind a convolution read besides is written for them if the convolution is so many times as large."""
+
 TOLERANCE_BYTES = 1024
 """By how much the result of an op may be larger than its operands (kIoToleranceBytes).  A larger one is computed where
 it is read."""
@@ -125,7 +128,7 @@ def _trace(graph: Graph, product: Node, left: Collection[str]) -> _Chain | None:
     if isinstance(product.attrs, DotAttrs) and _has_tiles(graph, product):
         links = tuple(_follow(graph, product.name, left))
         ends = range(len(links) + 1)
-    elif isinstance(product.attrs, ConvolutionAttrs) and _has_bias(graph, product):
+    elif isinstance(product.attrs, ConvolutionAttrs) and takes_bias(graph, product):
         links, ends = _read_convolution(graph, product, tuple(_follow(graph, product.name, left)))
     else:
         return None
@@ -302,7 +305,7 @@ def _list_readers(graph: Graph, name: str) -> Iterator[str]:
 # ---- convolutions ------------------------------------------------------------------------------------------------
 
 
-def _has_bias(graph: Graph, product: Node) -> bool:
+def takes_bias(graph: Graph, product: Node) -> bool:
     """Does cuDNN have a form of a convolution that adds to it?"""
     attrs = product.attrs
     assert isinstance(attrs, ConvolutionAttrs)
@@ -311,7 +314,9 @@ def _has_bias(graph: Graph, product: Node) -> bool:
     if grouped or product.array.dtype not in MULTIPLIED or lhs.dtype is not product.array.dtype:
         return False
     form = canonical_convolution(attrs, lhs, rhs, product.array)
-    return isinstance(form, CanonicalConvolution) and form.form is Form.FORWARD
+    # A product of matrices is all three forms, and XLA reads it as the first.
+    whole = all(w.size == w.stride == w.base_dilation == 1 for w in attrs.window)
+    return isinstance(form, CanonicalConvolution) and (whole or form.form is Form.FORWARD)
 
 
 def _read_convolution(
@@ -328,7 +333,7 @@ def _read_convolution(
     for number, link in enumerate(links, 1):
         node = graph[link.name]
         place = order.get(node.op, -1)
-        bias = any(_repeats_feature(graph, graph[o], attrs.output_feature) for o in node.operands)
+        bias = any(repeats_feature(graph, graph[o], attrs.output_feature) for o in node.operands)
         again = bias in added if place == 1 else place == last
         if place < last or again or node.array.dtype is not product.array.dtype:
             break
@@ -342,7 +347,7 @@ def _read_convolution(
     return (links[: ends[-1]], ends)
 
 
-def _repeats_feature(graph: Graph, node: Node, feature: int) -> bool:
+def repeats_feature(graph: Graph, node: Node, feature: int) -> bool:
     attrs = node.attrs
     if not isinstance(attrs, BroadcastAttrs):
         return False
@@ -438,7 +443,11 @@ class _Cuts:
         return best if prices[0] - prices[best] >= (1 if whole else LEAST_GAIN) else 0
 
     def is_stored(self, name: str, chain: _Chain, taken: Collection[str]) -> bool:
-        """Is a value in memory, whatever becomes of the chain that reads it?"""
+        """Is a value in memory, whatever becomes of the chain that reads it?  A bias of a convolution is put there."""
+        product = self.graph[chain.product]
+        small = array_of(self.graph[name]).bytes * LEAST_LARGER <= product.array.bytes
+        if small and isinstance(product.attrs, ConvolutionAttrs):
+            return True
         if name in taken or name in self.outside or name in self.outputs:
             return True
         own = {link.name for link in chain.links}

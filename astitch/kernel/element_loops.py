@@ -18,6 +18,7 @@ from astitch.kernel.states import kept_axes
 from astitch.kernel.task_indices import clamp, count_steps_inside
 from astitch.mapping.roots import RootKind
 from astitch.mapping.stitch_scheme import Placement
+from astitch.tiling.columns import FEW_COLUMNS
 from astitch.tiling.space import Mapping, ceil_div
 
 ELEMENTS_TOGETHER = 24
@@ -71,7 +72,9 @@ class ElementLoops:
     def only_sums_rows(self, roots: Sequence[Placement]) -> bool:
         """Is all that the nest does, row by row, adding to sums?"""
         m = self.mapping
-        walks = m.row_size > 1 and m.row_tiles == 1 and m.col_steps == 1 and not m.rows_together
+        few = m.col_threads == 1 and m.col_steps < FEW_COLUMNS and self.col_bound is None
+        columns = m.col_steps == 1 or few
+        walks = m.row_size > 1 and m.row_tiles == 1 and columns and not m.rows_together
         walks = walks and not self.backward
         return walks and not any(kept_axes(m, place)[0] for place in roots)
 
@@ -197,7 +200,8 @@ class ElementLoops:
         All threads load a last row that only some have; only those count it.
         """
         steps = self.mapping.row_steps
-        parts = ceil_div(steps, max(ELEMENTS_TOGETHER // self.mapping.vector, k.PARTLY))
+        elements = self.mapping.vector * self.mapping.col_steps
+        parts = ceil_div(steps, max(ELEMENTS_TOGETHER // elements, k.PARTLY))
         together = ceil_div(steps, parts)
         turns = (parts - 1) * together
         inside = tuple(self.enter_row(body, False))

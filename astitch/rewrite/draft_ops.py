@@ -58,6 +58,9 @@ class DraftOps:
     def both(self, op: str, x: str, y: str) -> str:
         return self.add(op, self.draft[x].dtype, self.draft[x].shape, (x, y))
 
+    def negate(self, x: str) -> str:
+        return self.add("negate", self.draft[x].dtype, self.draft[x].shape, (x,))
+
     def compare(self, direction: str, x: str, y: str) -> str:
         return self.add("compare", DType.PRED, self.draft[x].shape, (x, y), CompareAttrs(direction))
 

@@ -76,7 +76,7 @@ def _is_narrow(graph: Graph, node: Node) -> bool:
     array = graph[node.operands[0]].array
     reduced = sorted(node.attrs.dimensions)
     monoid = monoid_of(node.regions[0])
-    if monoid is None or not _is_neutral(graph, node.operands[1], monoid):
+    if monoid is None or not is_neutral(graph, node.operands[1], monoid):
         return False
     if reduced != list(range(len(reduced))) or node.dtype not in FREE:
         return False
@@ -89,7 +89,7 @@ def _is_narrow(graph: Graph, node: Node) -> bool:
     return large and odd and few and _is_walked_once(graph, node.operands[0])
 
 
-def _is_neutral(graph: Graph, name: str, monoid: str) -> bool:
+def is_neutral(graph: Graph, name: str, monoid: str) -> bool:
     """Is the init value one that may be taken any number of times?"""
     attrs = graph[name].attrs
     if not isinstance(attrs, ConstantAttrs):

@@ -18,12 +18,16 @@ from astitch.rewrite.draft import Draft, Log, read_splat
 from astitch.rewrite.draft_ops import DraftOps, Region
 from astitch.rewrite.simplify import rewrite_graph
 
-LEAST_UPDATES = 4
-"""Updates for each element of the result.  The result is converted, and stands in memory in the wider type until then.
-Of 500,000 x 64 an H100 adds f32 to 50,000 rows in 92 us, bf16 in 332; the largest of f32 takes 227."""
-
-LEAST_SIZE = 1 << 21
+LEAST_SIZE = 1 << 16
 """The least number of updates, in elements: a launch more must pay."""
+
+SMALL = 1 << 20
+"""Elements of a result that takes no more than some us to convert.  Updates that meet take longer by far: an H100 took
+14 to 30 ms to add 26,000 rows of 18 to a table of bf16, most of them to one row."""
+
+MOST_OF_SMALL, MOST_RESULTS = 8, 2
+"""Elements of a small and of a larger result for each update.  The result stands in memory in the wider type until it
+is converted.  Of 500,000 x 64 an H100 adds f32 to 50,000 rows in 92 us, bf16 in 332; the largest of f32 takes 227."""
 
 CONTENDED = 128
 """Updates for each element from which their number counts for nothing: threads that meet wait for each other."""
@@ -66,7 +70,8 @@ def _pays(node: Node, draft: Draft) -> bool:
     size, updates = node.array.size, draft[node.operands[2]].array.size
     if updates >= CONTENDED * size:
         return True
-    return updates >= max(LEAST_UPDATES * size, LEAST_SIZE)
+    most = MOST_OF_SMALL if size <= SMALL else MOST_RESULTS
+    return updates >= LEAST_SIZE and size <= most * updates
 
 
 @dataclass(frozen=True, slots=True)

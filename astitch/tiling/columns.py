@@ -40,6 +40,10 @@ COLUMN_BYTES = 8
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""
 
+FEW_COLUMNS = 8
+"""A thread sums fewer columns than that all, where they are no vector.  What a row gives to all of them is computed
+once, and no lane is idle."""
+
 ELEMENTS_TOGETHER = 8
 """Elements of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
@@ -239,15 +243,16 @@ def _tile_columns(problem: Columns) -> BlockTile:
     if space.element_bytes < 4:
         widest = min(widest, COLUMN_BYTES)
     vector = choose_vector(problem.col, space.element_bytes, widest)
-    vectors = ceil_div(problem.cols, vector)
-    together = max(ELEMENTS_TOGETHER // vector, 2)
+    few = ceil_div(problem.cols, vector) if problem.cols < FEW_COLUMNS else 1
+    vectors = ceil_div(problem.cols, vector * few)
+    together = max(ELEMENTS_TOGETHER // (vector * few), 2)
     columns = vectors * problem.outers
     full = wave > 1 and columns >= wave * block
     most_rows = power_of_two_at_least(ceil_div(rows, together))
     shared_rows = 1 if full else min(block // min(32, block), most_rows)
     col_threads = min(block // shared_rows, power_of_two_at_least(vectors))
-    steps = 1
-    if full:
+    steps = few
+    if full and few == 1:
         wanted = MIN_COLUMN_ELEMENTS // max(rows * vector, 1)
         steps = max(min(wanted, columns // (wave * block)), 1)
     if wave > 1 and problem.schedule.split is None:

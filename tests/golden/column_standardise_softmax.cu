@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 24 x 256 threads, 2560 B shared
+// stitch_0: grid 48 x 128 threads, 768 B shared
 //   jit(column_standardise_softmax)/reduce_sum
 //   jit(column_standardise_softmax)/div
 //   jit(column_standardise_softmax)/sub
@@ -55,7 +55,7 @@ struct Reduce2 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
+extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_11,
     unsigned char* scratch,
@@ -63,23 +63,23 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
   float* const p_div_6 = reinterpret_cast<float*>(scratch + 0);
   float* const p_rsqrt_1 = reinterpret_cast<float*>(scratch + 1024);
   float* const p_reduce_max_7_partial0_0 = reinterpret_cast<float*>(scratch + 2048);
-  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 8192);
-  assume_threads<256>();
-  ASTITCH_SHARED_ARENA(2560);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 160);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 258);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 8);
-  {  // loop 0: outer 1 / 1 threads, row 96 / 64 threads x 2, col 256 / 4 threads x 1 x 4; 16 tasks; column-reduce: 64 rows x 4 threads a block
+  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 14336);
+  assume_threads<128>();
+  ASTITCH_SHARED_ARENA(768);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 48);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 132);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 4);
+  {  // loop 0: outer 1 / 1 threads, row 96 / 64 threads x 2, col 256 / 2 threads x 1 x 4; 32 tasks; column-reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
-    const int tx = threadIdx.x % 4;
-    const int ty = threadIdx.x / 4;
+    const int tx = threadIdx.x % 2;
+    const int ty = threadIdx.x / 2;
     const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[2];
     Reduce0::State reduce_max_7_state_0[2];
     #pragma unroll
     for (int i = 0; i < 2; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
-    if (first < 16) {
+    if (first < 32) {
       const int task = first;
       const int col_tile = task;
       Reduce1::State reduce_sum_21_moments_state_0[4];
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
         const int row = k * 64 + ty;
         {
           const int l = 0;
-          const int col = l * 16 + tx * 4 + col_tile * 16;
+          const int col = l * 8 + tx * 4 + col_tile * 8;
           const int at_0 = row * 256 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           x_1_kept_0[k + l] = to_words(x_1_v_0);
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
         const int row = clamped(row_raw, 95);
         {
           const int l = 0;
-          const int col = l * 16 + tx * 4 + col_tile * 16;
+          const int col = l * 8 + tx * 4 + col_tile * 8;
           const int at_0 = row * 256 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           x_1_kept_0[k + l] = to_words(x_1_v_0);
@@ -122,14 +122,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 64, 4, 256, 4, true, false>(reduce_sum_21_moments_state_0, exchange_1_0);
+      reduce_strided<Reduce1, 64, 2, 128, 4, false, false>(reduce_sum_21_moments_state_0, exchange_1_0);
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 64 + ty;
         if (row < 96) {
           {
             const int l = 0;
-            const int col = l * 16 + tx * 4 + col_tile * 16;
+            const int col = l * 8 + tx * 4 + col_tile * 8;
             Vec<float, 4> div_6_w_0;
             Vec<float, 4> rsqrt_1_w_0;
             const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
         }
       }
     }
-    reduce_lanes<Reduce0, 4, 1>(reduce_max_7_state_0);
-    if (first < 16) {
+    reduce_lanes<Reduce0, 2, 1>(reduce_max_7_state_0);
+    if (first < 32) {
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 64 + ty;
@@ -176,44 +176,42 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %div.6, %rsqrt.1, %reduce_max.7 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 96 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 32 / 4 threads x 8, col 96 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = threadIdx.x % 128;
-    const int ty = threadIdx.x / 128;
+    const int tx = threadIdx.x % 32;
+    const int ty = threadIdx.x / 32;
     const int to = 0;
     const int first = blockIdx.x;
-    if (first < 1) {
+    if (first < 3) {
       const int task = first;
+      const int col_tile = task;
       Reduce0::State reduce_max_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int turn = 0; turn < 8; ++turn) {
         const int k = turn;
-        const int row = k * 2 + ty;
+        const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 95);
+          const int col = l * 32 + tx + col_tile * 32;
           const int at_0__1 = row * 96 + col;
           reduce_max_7_state_0__1[l] = Reduce0::combine(reduce_max_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[at_0__1])});
         }
       }
-      reduce_strided<Reduce0, 2, 128, 256, 4, false, false>(reduce_max_7_state_0__1, exchange_0_0);
+      reduce_strided<Reduce0, 4, 32, 128, 4, false, true>(reduce_max_7_state_0__1, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 96) {
-          const float reduce_max_7 = reduce_max_7_state_0__1[l].f0;
-          if (ty < 1) {
-            p_reduce_max_7[col] = store_as<float>(reduce_max_7);
-          }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_max_7 = reduce_max_7_state_0__1[l].f0;
+        if (ty < 1) {
+          p_reduce_max_7[col] = store_as<float>(reduce_max_7);
         }
       }
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %rsqrt.1, %reduce_max.7, %reduce_max.7 before level 2
-  {  // loop 2: outer 96 / 4 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 64 threads a row
+  {  // loop 2: outer 96 / 2 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 48 tasks; row-reduce: 2 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 64;
     const int ty = 0;
@@ -222,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
     float exp_1_kept_0[4];
     {
       const int task = first;
-      const int outer = task * 4 + to;
+      const int outer = task * 2 + to;
       Reduce2::State reduce_sum_23_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce2::identity();

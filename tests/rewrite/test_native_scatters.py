@@ -122,7 +122,11 @@ def test_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stays(np.float32, "multiply")
     assert not stays(np.float32, "max")
     assert stays(np.float32, "max", only_splats=True)
-    assert stays(np.float32, "max", rows=100)
+    assert not stays(np.float32, "max", rows=8 * COUNT), "a small result is converted at once"
+    assert stays(np.float32, "max", rows=9 * COUNT)
+    monkeypatch.setattr(native_scatters, "SMALL", 0)
+    assert stays(np.float32, "max", rows=3 * COUNT)
+    assert not stays(np.float32, "max", rows=2 * COUNT)
     monkeypatch.setattr(native_scatters, "LEAST_SIZE", COUNT + 1)
     assert stays(np.float32, "max")
     assert not stays(np.float32, "max", rows=2), "threads that meet wait for each other"

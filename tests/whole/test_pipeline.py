@@ -61,7 +61,13 @@ def test_the_last_passes_hand_on_what_is_returned() -> None:
 def test_a_target_says_which_passes_are_run() -> None:
     own, _ = compile_and_watch()
     inside, _ = compile_and_watch(Launcher.XLA)
-    inside_alone = {"bound_arrays", "carry_as_read", "give_operands", "split_products"}
+    inside_alone = {
+        "bound_arrays",
+        "carry_as_read",
+        "fold_scales",
+        "give_operands",
+        "split_products",
+    }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {
         "restore_products",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ahead_of_time import GPU, devices, needs_hook
 
 import astitch
 from astitch.api import enabling, transformation
+from astitch.api.loop_graphs import FEWEST, FLAG
 from astitch.errors import InvalidOption, UnsupportedOp
 from astitch.faults import FaultWarning
 from astitch.show.share import LittleStitchedWarning
@@ -287,11 +289,12 @@ def test_a_signal_during_xla_s_part_does_not_count_as_xla_s_refusal() -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     calls: list[int] = []
+    given = types.SimpleNamespace(env_option_overrides=[(FLAG, FEWEST)])
     devices()
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with astitch.enabled(), pytest.raises(TimeIsUp):
-            enabling._wrap_compile(compile_)(None, None, devices())
+            enabling._wrap_compile(compile_)(None, None, devices(), given)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert calls == [1]

@@ -128,6 +128,30 @@ def test_convolutions_take_in_bias_and_residual(dtype: Any) -> None:
     assert alone == stitched
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("size", [1, 3])
+def test_convolutions_take_in_norms_of_inference(dtype: Any, size: int) -> None:
+    """Two blocks of a residual network: but for what multiplies filters nothing is launched beside convolutions."""
+
+    def norm(x: Any, w: Any, g: Any, b: Any, m: Any, v: Any) -> Any:
+        y = convolve(x, w.astype(x.dtype))
+        return ((y - m) * (lax.rsqrt(v + 1e-5) * g) + b).astype(x.dtype)
+
+    def blocks(x: Any, *given: Any) -> Any:
+        for _ in range(2):
+            x = jax.nn.relu(x + norm(jax.nn.relu(norm(x, *given)), *given))
+        return x
+
+    (x,) = put((8, 28, 28, 64), dtype=dtype)
+    given = put((size, size, 64, 64), *[(64,)] * 4, dtype=F32)
+    with hooked() as seen:
+        text = compile_ahead(blocks, x, *given).as_text()
+    assert text.count('"__cudnn$convBiasActivationForward"') == 4
+    (stitching,) = seen.stitchings
+    assert len(stitching.compilation.program.kernels) == 1
+    assert " fusion(" not in text[text.index("ENTRY") :]
+
+
 def test_what_products_take_in_is_named_and_does_not_count() -> None:
     """Beside a softmax: it is stitched, and nothing of the program counts as left."""
 
