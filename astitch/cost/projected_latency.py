@@ -53,9 +53,9 @@ BLOCKS_A_US = 13.5
 """An SM starts no more blocks in a us.  On an H100 kernels of 16,384 and 32,768 short blocks take 11.0 and 20.8 us."""
 
 CROWDING_POWER = 2
-"""A long task of few blocks waits for the others as the share of an SM's threads that are there, to this power.  On an
-H100 a sum by 64 blocks beside 2,048 element-wise ones took 37 to 40 us with 512 threads an SM, 53 with 1,280 and 68
-with all 2,048."""
+"""What a long task of few blocks takes beyond the mean counts by the share of an SM's threads that are there, to this
+power.  On an H100 a sum by 64 blocks beside 2,048 element-wise ones took 37 to 40 us with 512 threads an SM.  With
+1,280 it took 53, with all 2,048 68."""
 
 ISSUE_SHARE = 0.3
 """The share of a block's instructions whose issue adds to its chain; the others fill its waits."""
@@ -115,8 +115,9 @@ class LevelTime:
     """The task loops between two barriers of the grid, in us.
 
     memory: DRAM and L2.  units: of the busiest SM.  latency_us: the longest of a block's chains of tasks, task_us one
-    of them, of which it has `rounds`.  alone_us: of that, what the longest tasks of a few blocks take beyond the mean
-    of all.  sharpness, hiding: how well the blocks of an SM overlap memory and units, throughput and latency.
+    of them, of which it has `rounds`.  alone_us: of that, what the longest tasks of a few blocks have before them when
+    the others have ended.  sharpness, hiding: how well the blocks of an SM overlap memory and units, throughput and
+    latency.
     """
 
     memory: tuple[tuple[str, float], ...]
@@ -141,8 +142,7 @@ class LevelTime:
     def time_us(self) -> float:
         memory = _blend([us for _, us in self.memory], SHARPNESS)
         busy = (memory, max(us for _, us in self.units))
-        # Beside others the few get their share of the memory only: they have the greater part before them when those
-        # have ended.
+        # Beside others the few get their share of the memory only.
         shared_us = self.latency_us - self.alone_us
         return _blend((_blend(busy, self.sharpness), shared_us), self.hiding) + self.alone_us
 

@@ -35,6 +35,9 @@ from astitch.kernel.statement import Body, Compute, Expression, Read, Write
 SECTOR_BYTES = 32
 LINE_BYTES = 128
 
+MOST_SHORT = 8
+"""Turns of a short loop."""
+
 _F, _I, _S, _C, _D = Unit.FP32, Unit.INTEGER, Unit.SPECIAL, Unit.CONVERSION, Unit.FP64
 
 
@@ -258,10 +261,6 @@ def _first_lanes(warp: Warp, position: Linear) -> Iterator[np.ndarray]:
     shape = (warp.lanes, len(warp.values["tx"]))
     for found in warp.evaluate_steps(position):
         yield np.broadcast_to(found, shape)[:1]
-
-
-MOST_SHORT = 8
-"""Turns of a short loop."""
 
 
 class Counter:

@@ -443,7 +443,7 @@ class _Cuts:
         return best if prices[0] - prices[best] >= (1 if whole else LEAST_GAIN) else 0
 
     def is_stored(self, name: str, chain: _Chain, taken: Collection[str]) -> bool:
-        """Is a value in memory, whatever becomes of the chain that reads it?  A bias of a convolution is put there."""
+        """Is a value in memory, whatever becomes of its chain?  What is small beside a convolution is put there."""
         product = self.graph[chain.product]
         small = array_of(self.graph[name]).bytes * LEAST_LARGER <= product.array.bytes
         if small and isinstance(product.attrs, ConvolutionAttrs):

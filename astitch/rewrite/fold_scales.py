@@ -102,7 +102,7 @@ def _unrounded(graph: Graph | Draft, name: str) -> str:
     """What a filter was before it was rounded to 16 bits."""
     node = graph[name]
     rule = _RULES.get(node.op)
-    return node.operands[0] if rule and rule.apply is _keep else name
+    return node.operands[0] if rule and rule.rounds else name
 
 
 def _read_step(graph: Graph, node: Node, value: str, feature: int) -> _Step | None:
@@ -184,11 +184,12 @@ def _keep(ops: DraftOps, scale: str, bias: str, given: str, *, first: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """scales, shifts: does the op multiply, does it add?  either: may what it reads besides stand first?"""
+    """scales, shifts, rounds: does the op multiply, add, convert?  either: may what it reads besides stand first?"""
 
     apply: Callable[..., tuple[str, str]]
     scales: bool = False
     shifts: bool = False
+    rounds: bool = False
     either: bool = True
 
 
@@ -198,5 +199,5 @@ _RULES: Mapping[str, _Rule] = {
     "add": _Rule(_add, shifts=True),
     "subtract": _Rule(_subtract, shifts=True),
     "negate": _Rule(_negate),
-    "convert": _Rule(_keep),
+    "convert": _Rule(_keep, rounds=True),
 }

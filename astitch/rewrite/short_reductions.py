@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from astitch.graph.dimensions import is_uniform
-from astitch.graph.ir import ArrayType, DimensionsAttrs, DType, Graph, Node, SliceAttrs
+from astitch.graph.ir import ArrayType, DimensionsAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
@@ -24,8 +24,7 @@ FEW = 8
 """Elements that are few."""
 
 LEAST_SHARED = 8
-"""Readings of each element in memory, at least, from which what is reduced is computed.  Fewer are read faster as a row
-of vectors."""
+"""Times that each element in memory is needed, at least.  Needed less often, it is read faster in rows of vectors."""
 
 
 def write_out_short_reductions(graph: Graph, log: Log | None = None) -> Graph:
@@ -129,11 +128,7 @@ def _put_elements(draft: Draft, node: Node) -> str:
         starts, limits = [0] * len(array.shape), list(array.shape)
         for d, at in zip(reduced, place, strict=True):
             starts[d], limits[d] = at, at + 1
-        attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(starts))
-        cut = tuple(b - a for a, b in zip(starts, limits, strict=True))
-        element = ops.add("slice", dtype, cut, (node.operands[0],), attrs)
-        element = ops.add("reshape", dtype, node.shape, (element,))
-        if wide is not dtype:
-            element = ops.add("convert", wide, node.shape, (element,))
+        element = ops.reshape(ops.cut(node.operands[0], starts, limits), node.shape)
+        element = ops.convert(element, wide)
         total = ops.both(op, total, element) if total else element
-    return total if wide is dtype else ops.add("convert", dtype, node.shape, (total,))
+    return ops.convert(total, dtype)
