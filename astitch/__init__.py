@@ -4,6 +4,7 @@
     astitch.jit          where jax.jit stands: one function
     astitch.compile_hlo  any HLO module, proto or text -> what was made of it
     astitch.profile      XLA and astitch side by side -> a Report
+    astitch.status       versions, settings and counters of this process; metrics() for Prometheus
 
 Importing it imports neither JAX nor CuPy: each comes in when it is first needed.
 """
@@ -17,7 +18,9 @@ from astitch.jit import jit
 
 if TYPE_CHECKING:
     from astitch.api.enabling import disable, disabled, enable, enabled, report
+    from astitch.api.status import status
     from astitch.compile import compile_hlo
+    from astitch.events import metrics
     from astitch.profiling import profile
 
 __all__ = [
@@ -27,8 +30,10 @@ __all__ = [
     "enable",
     "enabled",
     "jit",
+    "metrics",
     "profile",
     "report",
+    "status",
 ]
 
 
@@ -41,6 +46,14 @@ def __getattr__(name: str) -> Any:
         from astitch.compile import compile_hlo
 
         return compile_hlo
+    if name == "status":
+        from astitch.api.status import status
+
+        return status
+    if name == "metrics":
+        from astitch.events import metrics
+
+        return metrics
     if name == "profile":
         from astitch.profiling import profile
 

@@ -33,6 +33,7 @@ from astitch.errors import (
     UnsupportedOp,
     UnsupportedType,
 )
+from astitch.events import note_fallback
 from astitch.system.callbacks import is_interrupt
 from astitch.system.private_files import PrivateFolder
 
@@ -155,6 +156,8 @@ def report_faults(
     """
     if not faults:
         return
+    for fault in faults:
+        note_fallback(name, cause="fault", reason=fault.error, stage=fault.stage, cost=fault.cost)
     try:
         where = f"a dump with repro.py is in {dump_faults(name, module, gpu, faults, inside_xla)}"
     except OSError as error:
@@ -178,6 +181,7 @@ def leave_to_xla(name: str, reason: str, strict: bool | float = False, stackleve
     )
     if strict:
         raise UnsupportedOp(text)
+    note_fallback(name, cause="unsupported", reason=reason)
     warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
 
 

@@ -7,28 +7,40 @@ order of its sums.  They choose where things are kept, what is shown, which engi
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
 from astitch.errors import InvalidOption
 
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
-    "ASTITCH_CHECK": "1: after astitch.enable() XLA's own version of each program runs beside the stitched one",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DETERMINISTIC": "1, 0: sums of scatters and attention's gradient inside XLA have a fixed order, or any",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
+    "ASTITCH_LOG": "file, or stderr: gets a line of JSON for each compile, fallback and tune",
     "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest; 0: measure no kernel",
 }
 """The names and what they mean.  At most ten."""
 
+REPLACED = {
+    "ASTITCH_CHECK": "astitch.enable(check=True)",
+}
+"""Names of earlier versions, and what stands in their place: an option of a call is no variable."""
+
 DEBUG_LEVELS = 4
 ENGINES = ("gpu", "xla", "executor", "host")
+
+
+def list_set() -> dict[str, str]:
+    """The names that are set, and to what."""
+    return {name: value for name in NAMES if (value := _read(name))}
 
 
 def cache_dir() -> Path:
@@ -40,14 +52,6 @@ def cache_dir() -> Path:
         return Path.home() / ".cache" / "astitch"
     except RuntimeError:  # a container's user, who is in no list
         return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
-
-
-def check() -> bool:
-    """Whether stitched programs are compared with XLA's own where the caller does not say.  Raises InvalidOption."""
-    given = _read("ASTITCH_CHECK")
-    if given not in ("", "0", "1"):
-        raise _invalid("ASTITCH_CHECK", given)
-    return given == "1"
 
 
 def debug_level() -> int:
@@ -83,6 +87,11 @@ def engine() -> str | None:
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)
     return given or None
+
+
+def log_file() -> str:
+    """Where events are written: a file, or "stderr"; nothing: the empty string."""
+    return _read("ASTITCH_LOG")
 
 
 def raise_faults() -> bool:
@@ -130,7 +139,20 @@ def tune() -> bool | None:
 
 def _read(name: str) -> str:
     assert name in NAMES, name
+    _warn_of_replaced()
     return os.environ.get(name, "").strip()
+
+
+@functools.cache
+def _warn_of_replaced() -> None:
+    """Says once in a process which set names do nothing any more."""
+    for name, instead in REPLACED.items():
+        if os.environ.get(name, "").strip():
+            warnings.warn(
+                f"environment: {name} is not read any more\n  {instead} stands in its place",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def _invalid(name: str, given: str) -> InvalidOption:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from astitch.events import note_compile, note_fallback
 from astitch.program.steps import Program
 from astitch.show.compilation import Compilation
 from tf_addon.launch_table import count_steps
@@ -170,8 +171,18 @@ class Records:
         with self._lock:
             rows = self._compiled.setdefault((function, device), [])
             # A program that serves several call sites is one.
-            if all(known.compile is not compile for known in rows):
+            new = all(known.compile is not compile for known in rows)
+            if new:
                 rows.append(row)
+        if new:
+            note_compile(
+                title_of(function),
+                outcome="kept" if kept else "stitched" if row.kernels else "left",
+                kernels=row.kernels,
+                seconds=seconds,
+                engine="tensorflow",
+                device=_short_device(device),
+            )
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
         """One more signature is somebody else's."""
@@ -179,6 +190,12 @@ class Records:
         with self._lock:
             reasons = self._refused.setdefault((function, device), {})
             reasons[reason, outcome] = reasons.get((reason, outcome), 0) + 1
+        note_fallback(
+            title_of(function),
+            cause="unsupported",
+            reason=reason.partition("\n")[0],
+            runs_by=OWNERS[outcome],
+        )
 
     def note_run(self, function: str, device: str, outcome: int) -> None:
         """One more call that the shim does not count."""

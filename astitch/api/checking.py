@@ -1,4 +1,4 @@
-"""ASTITCH_CHECK: XLA's own version of a program beside the stitched one, at each call.
+"""astitch.enable(check=True): XLA's own version of a program beside the stitched one, at each call.
 
 Takes both executables of a program and JAX's call of the stitched one, hands on a call that runs both on copies and
 compares their results.  JAX's fast path knows only calls of its own class, so every call comes by here.
@@ -18,6 +18,7 @@ import numpy as np
 from astitch import options
 from astitch.api.settings import OFF, context
 from astitch.errors import ResultMismatch, first_line
+from astitch.events import note_mismatch
 from astitch.faults import FaultWarning
 from astitch.hlo import schema
 from astitch.hlo.schema import decode
@@ -314,6 +315,8 @@ class CheckedCall:
                 check.line,
             ]
         )
+        if new:
+            note_mismatch(check.name, "; ".join(map(str, new)))
         if check.raises or options.raise_faults():
             raise ResultMismatch(
                 f"{text}\n  please report it; astitch.disabled() computes it by XLA"

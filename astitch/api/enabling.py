@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from astitch import options
+from astitch.api.installation import warn_of_installation
 from astitch.api.settings import OFF, Settings, check_strict, context, current, switches
 from astitch.device.gpu import PRESETS
 from astitch.errors import EngineUnavailable, InvalidOption
@@ -36,7 +36,7 @@ def enable(
     gpu: str | None = None,
     tune: bool | None = None,
     strict: bool | float = False,
-    check: bool | None = None,
+    check: bool = False,
     attention: bool = True,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
@@ -46,13 +46,14 @@ def enable(
 
     gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
-    check: compare each call of a stitched program with XLA's own version of it; None: as ASTITCH_CHECK says.
+    check: compare each call of a stitched program with XLA's own version of it.
     attention: give attention to cuDNN or our own kernels, so that no scores are written to memory (docs/attention.md);
     cuDNN's gradient of q differs from run to run in its last bits.
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """
     settings = _make_settings(gpu, tune, strict, check, attention)
     _install()
+    warn_of_installation()
     context().set_global(settings)
 
 
@@ -68,7 +69,7 @@ def enabled(
     gpu: str | None = None,
     tune: bool | None = None,
     strict: bool | float = False,
-    check: bool | None = None,
+    check: bool = False,
     attention: bool = True,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
@@ -99,7 +100,7 @@ def _make_settings(
     gpu: str | None,
     tune: bool | None,
     strict: bool | float,
-    check: bool | None,
+    check: bool,
     attention: bool,
 ) -> Settings:
     if gpu is not None and gpu not in PRESETS:
@@ -204,8 +205,7 @@ def _mark_checked(settings: Settings | str | None) -> str:
     from astitch.api.checking import process_mark
     from astitch.xla.agreement import find_group
 
-    asked = settings.check if isinstance(settings, Settings) else None
-    wanted = options.check() if asked is None else asked
+    wanted = isinstance(settings, Settings) and settings.check
     return f" checked {process_mark()}" if wanted and find_group() is None else ""
 
 

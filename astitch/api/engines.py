@@ -45,9 +45,13 @@ def choose_engine(asked: str | None = None) -> str:
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
+    from astitch.api.installation import warn_of_installation
+
     wanted = asked or options.engine()
+    if wanted != "host":
+        warn_of_installation()
     if wanted not in ("host", "executor"):
-        missing = _miss_for_xla()
+        missing = miss_for_xla()
         if not missing:
             return "xla"
         if wanted == "xla":
@@ -78,7 +82,7 @@ def choose_launcher(asked: str | None = None) -> str:
     return "executor"
 
 
-def _miss_for_xla() -> str:
+def miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
     from astitch.device.cuda_driver import count_devices
     from astitch.library.xla_fallback import default_gpu

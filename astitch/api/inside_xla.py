@@ -16,6 +16,7 @@ from astitch.api.arguments import find_statics
 from astitch.api.engines import target_gpu
 from astitch.api.jax_options import find_spread_option
 from astitch.api.settings import current
+from astitch.events import note_fallback
 from astitch.faults import FaultWarning, leave_to_xla, leave_whole, show_error
 from astitch.hlo.stablehlo import hlo_of
 from astitch.system.callbacks import pass_interrupt
@@ -61,6 +62,7 @@ def call_directly(
             except Exception as error:  # the program is at fault, or its donated arguments are gone
                 pass_interrupt(error)
                 raise refusal from error
+            note_fallback(name_of(stitched), cause="xla", reason=show_error(refusal))
             warnings.warn(
                 f"astitch: XLA computes all of {name_of(stitched)}: with astitch's kernels XLA fails: "
                 f"{show_error(refusal)}\n  please report it; strict=True raises the error",

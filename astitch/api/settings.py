@@ -31,7 +31,7 @@ class Settings:
     gpu: str | None = None
     tune: bool | None = None
     strict: bool | float = False
-    check: bool | None = None
+    check: bool = False
     attention: bool = True
 
 

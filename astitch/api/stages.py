@@ -31,6 +31,7 @@ from astitch.errors import (
     UnsupportedOp,
     first_line,
 )
+from astitch.events import note_compile
 from astitch.faults import FaultLog, leave_whole, report_faults
 from astitch.hlo.stablehlo import hlo_of
 from astitch.system.forks import cached_property
@@ -380,6 +381,14 @@ class Lowered(LoweredStage):
         trace_compilation(self.hlo, compilation)
         if self.engine != "host":  # the emulation is for finding faults
             warn_of_little(self.jax_traced.fun_name, compilation)
+        note_compile(
+            self.jax_traced.fun_name,
+            outcome="stitched" if compilation.program.kernels else "left",
+            kernels=len(compilation.program.kernels),
+            seconds=time.perf_counter() - start,
+            engine=self.engine,
+            share=compilation.share.headline,
+        )
         log.log(
             logging.WARNING if logs_compiles() else logging.DEBUG,
             "Finished astitch compilation of jit(%s) for the engine %s in %.9f sec",

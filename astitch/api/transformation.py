@@ -19,6 +19,7 @@ from astitch.api.checking import Check
 from astitch.api.settings import Settings, read_settings, switches
 from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.errors import UnsupportedOp, first_line
+from astitch.events import note_compile, note_fallback, note_plain
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
@@ -120,6 +121,19 @@ class Journal:
                 self._left[entry.reason] += 1
             if entry.reason != NOTHING:
                 self._kept.append(entry)
+        if entry.reason == NOTHING:
+            note_plain()
+            return
+        outcome = "stitched" if entry.compilation else "kept"
+        note_compile(
+            entry.name,
+            outcome=outcome if entry.kernels else "left",
+            kernels=entry.kernels,
+            seconds=entry.seconds,
+            engine="hook",
+            reason=entry.reason,
+            share=entry.share,
+        )
 
     def replace(self, compiling: Compiling, reason: str) -> None:
         """The program of a compile is left to XLA after all."""
@@ -127,6 +141,7 @@ class Journal:
         with self._lock:
             self._stitched -= 1
             self._left[reason] += 1
+            note_fallback(compiling.entry.name, cause="xla", reason=reason)
             left = replace(compiling.entry, kernels=0, reason=reason)
             self._kept = deque(
                 (left if kept is compiling.entry else kept for kept in self._kept), MOST_KEPT
@@ -183,8 +198,7 @@ class Compiling:
     @property
     def is_checked(self) -> bool:
         """Is the program to be compared with XLA's own version?"""
-        asked = self.settings.check if self.settings else None
-        return options.check() if asked is None else asked
+        return bool(self.settings and self.settings.check)
 
 
 def transform(data: bytes, compiling: Compiling) -> bytes | None:

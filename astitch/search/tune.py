@@ -22,6 +22,7 @@ from astitch.device.gpu import Gpu
 from astitch.device.launch_time import find_fastest
 from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.errors import AstitchError, EngineUnavailable
+from astitch.events import note_tune
 from astitch.graph.ir import Graph
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.measure import compile_plans, import_cupy, measure_plans
@@ -154,6 +155,9 @@ def tune_scopes(
                 )
                 cache.store_schedule(contest.key, plan.schedule, time_us, default_us)
                 plans[contest.number] = plan
+                note_tune(
+                    plan.scope.name, plans=len(contest.plans), us=time_us, default_us=default_us
+                )
     return tuple(plans)
 
 

@@ -120,7 +120,7 @@ class Choice:
 # ---- which library -----------------------------------------------------------------------------------
 
 
-def _candidate_paths() -> tuple[str, ...]:
+def candidate_paths() -> tuple[str, ...]:
     """Files that may be NVRTC: wheels (nvidia/cu13, nvidia/cuda_nvrtc), toolkits, the loader's path."""
     folders: list[str] = []
     wheels = importlib.util.find_spec("nvidia")
@@ -185,7 +185,7 @@ def find_in_background() -> None:
 
 @functools.cache
 def _find_nvrtcs() -> tuple[Nvrtc, ...]:
-    opened = [nvrtc for path in _candidate_paths() if (nvrtc := _open(path)) is not None]
+    opened = [nvrtc for path in candidate_paths() if (nvrtc := _open(path)) is not None]
     by_version = {
         nvrtc.version: nvrtc for nvrtc in reversed(opened)
     }  # of equal ones the first found

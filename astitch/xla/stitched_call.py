@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from astitch import options
 from astitch.compile import pause_collector
 from astitch.device.gpu import Gpu
+from astitch.events import note_compile
 from astitch.faults import leave_whole, report_faults
 from astitch.hlo.stablehlo import hlo_of, to_stablehlo
 from astitch.hlo_import import import_hlo
@@ -98,6 +100,9 @@ class Stitched:
         with self._lock:
             if self._made is None and self._kept is None:
                 self._kept = open_cache().load(key)
+            found = self._made is None and self._kept is not None
+        if found:
+            note_compile(self.graph.name, outcome="kept", kernels=0, seconds=0.0, engine="xla")
         if self._kept is None:
             with open_cache().turn(key, LONGEST_WAIT_S):
                 kept = self._kept or open_cache().load(key)
@@ -113,6 +118,7 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = bool(options.tune()) if self._tune is None else self._tune
+                start = time.perf_counter()
                 # While plans are measured nothing else may run on the GPU.
                 device = None if tune else default_gpu()
                 with (
@@ -140,6 +146,14 @@ class Stitched:
                         inside_xla=True,
                     )
                     warn_of_little(self.graph.name, compilation)
+                    note_compile(
+                        self.graph.name,
+                        outcome="stitched" if compilation.program.kernels else "left",
+                        kernels=len(compilation.program.kernels),
+                        seconds=time.perf_counter() - start,
+                        engine="xla",
+                        share=compilation.share.headline,
+                    )
         return self._made
 
     def leave(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""ASTITCH_CHECK: what differs from XLA's own version is found, whatever way JAX calls a program.
+"""check=True: what differs from XLA's own version is found, whatever way JAX calls a program.
 
 On the CPU: a program whose text was changed stands for the stitched one, and JAX compiles and calls both."""
 

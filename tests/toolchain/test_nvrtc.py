@@ -221,7 +221,7 @@ def test_libraries_of_a_toolkit_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64" / "libnvrtc.so.13").write_bytes(b"")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    assert str(tmp_path / "lib64" / "libnvrtc.so.13") in nvrtc._candidate_paths()
+    assert str(tmp_path / "lib64" / "libnvrtc.so.13") in nvrtc.candidate_paths()
 
 
 def test_the_log_of_ptxas_is_read() -> None:
@@ -298,7 +298,7 @@ def test_libraries_are_looked_for_once_whoever_asks(monkeypatch: pytest.MonkeyPa
         assert go_on.wait(60)
         return ()
 
-    monkeypatch.setattr(nvrtc, "_candidate_paths", find_paths)
+    monkeypatch.setattr(nvrtc, "candidate_paths", find_paths)
     nvrtc._find_nvrtcs.cache_clear()
     try:
         nvrtc.find_in_background()

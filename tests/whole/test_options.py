@@ -80,11 +80,11 @@ def test_names_are_few_and_documented() -> None:
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
             re.findall(
-                r"\bASTITCH_(?:CACHE|CHECK|DEBUG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
+                r"\bASTITCH_(?:CACHE|CHECK|DEBUG|LOG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
                 path.read_text(),
             )
         )
-    assert read == set(options.NAMES)
+    assert read == {*options.NAMES, *options.REPLACED}
     readme = (REPOSITORY / "README.md").read_text("utf-8")
     for name in options.NAMES:
         assert f"| `{name}` |" in readme

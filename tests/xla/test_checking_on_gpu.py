@@ -1,4 +1,4 @@
-"""ASTITCH_CHECK on a GPU: kernels that are right pass, one that is broken is found."""
+"""check=True on a GPU: kernels that are right pass, one that is broken is found."""
 
 from __future__ import annotations
 

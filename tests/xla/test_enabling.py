@@ -368,8 +368,7 @@ def test_what_astitch_compiles_itself_is_left_alone(monkeypatch: pytest.MonkeyPa
 def test_what_is_compiled_for_gpus_elsewhere_is_not_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ASTITCH_CHECK", "1")
-    with astitch.enabled():
+    with astitch.enabled(check=True):
         assert count(layer_norm) == 1
     assert "jit_layer_norm: not checked: it is compiled for devices" in str(astitch.report())
     with astitch.enabled(check=False):
@@ -421,7 +420,7 @@ def test_the_key_on_disk_tells_stitched_from_plain(monkeypatch: pytest.MonkeyPat
     with astitch.enabled():
         monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
         keys.append(cache_key.custom_hook())
-        monkeypatch.setenv("ASTITCH_CHECK", "1")
+    with astitch.enabled(check=True):
         keys.append(cache_key.custom_hook())
     assert len(set(keys)) == len(keys)
     with astitch.disabled():
