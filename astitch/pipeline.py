@@ -7,6 +7,7 @@ PASSES is all of it, in order; whoever runs, times, checks, shows or draws the p
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
 from astitch.loops.unroll import unroll_searches
 from astitch.program.steps import CudaKernel, Program
+from astitch.rewrite.clamped_masks import ask_clamped
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
@@ -51,7 +53,7 @@ from astitch.rewrite.split_k import split_products
 from astitch.rewrite.top_k import take_largest
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
-from astitch.search.bound_memory import bound_memory, most_of_memory
+from astitch.search.bound_memory import MARGIN, bound_memory, most_of_memory
 from astitch.search.build_program import build_program, emit_kernels
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
@@ -284,6 +286,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         finalizes=not job.tune,  # where plans are measured next, none is final
         on_kernel=job.target.on_kernel,
         faults=job.faults,
+        most_bytes=MARGIN * most_of_memory(job.plain) if job.plain else math.inf,
     )
 
 
@@ -363,6 +366,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.region is None,
     ),
     _rewrite("write_out_short_reductions", lambda graph, job: write_out_short_reductions(graph)),
+    _rewrite("ask_clamped", lambda graph, job: ask_clamped(graph)),
     _rewrite("order_reductions", lambda graph, job: order_reductions(graph)),
     _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
     _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),

@@ -163,7 +163,7 @@ def broadcast(value: np.ndarray, shape: tuple[int, ...], dimensions: tuple[int, 
     return np.broadcast_to(value.reshape(spread), shape)
 
 
-def read_splat(draft: Draft, name: str) -> np.ndarray | None:
+def read_splat(draft: Draft | Graph, name: str) -> np.ndarray | None:
     """The scalar (rank 0) that every element of the value is; None if that is not known."""
     node = draft[name]
     if OPS[node.op].is_broadcast:

@@ -6,6 +6,7 @@ about, and plans that will hardly be replaced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -63,12 +64,13 @@ def plan_scopes(
     finalizes: bool = True,
     on_kernel: OnKernel = lambda plan, compiled: None,
     faults: FaultLog | None = None,
+    most_bytes: float = math.inf,
 ) -> PlannedScopes:
     """A plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
     render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
     kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
-    faults: keeps the errors that leave a scope without a plan.
+    faults: keeps the errors that leave a scope without a plan.  most_bytes: see split_scopes.
     """
     faults = faults or FaultLog()
     text_of = render or render_kernel
@@ -99,6 +101,7 @@ def plan_scopes(
             finalize=pool.ask(finalize) if render and finalizes else None,
             pool=pool,
             faults=faults,
+            most_bytes=most_bytes,
         )
 
 

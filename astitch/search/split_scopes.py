@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,6 +32,7 @@ from astitch.search.fusion_explorer import (
     replace_scope,
 )
 from astitch.search.patterns import estimate_statements, make_fusion_graph
+from astitch.search.peak_memory import MemoryUse, list_steps, schedule
 from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
 from astitch.search.xla_fusions import Proposal, propose_fusions
 from astitch.stitch_scope import Scope, Scopes
@@ -78,6 +79,19 @@ training steps it was 0.99 and more.  (Splits of kernels far from the speed of l
 SHORTER = 0.6
 """Share of a too long kernel's statements that one of its parts may have."""
 
+MEMORY_WORTH, MEETING_WORTH = 1.1, 1.0
+"""What a split may take, as a share of the whole's time, where the whole's scratch takes the program's memory above its
+limit.  The latter of kernels that meet often: of 14 barriers one took 101 us on an H100 where 141 are projected."""
+
+MUCH_MEMORY = 16 << 20
+"""Bytes above the limit from which a split may take as long as XLA's fusions."""
+
+LEAST_SAVED = 1 << 20
+"""Bytes of scratch that are worth such a split."""
+
+MOST_SAVED = 4
+"""Kernels of a program that are looked at for their scratch."""
+
 ROUNDS = 3
 """How often a part may be split again."""
 
@@ -99,6 +113,7 @@ class Symptom(enum.Enum):
     BARRIERS = "global barriers"
     FAR = "far from the speed of light"
     XLA = "slower than XLA's fusions"
+    MEMORY = "memory"
 
 
 _BY_LENGTH = frozenset({Symptom.NO_PLAN, Symptom.CODE_SIZE, Symptom.SPILL})
@@ -523,6 +538,88 @@ class _Splitter:
         self.best[structure] = best
         return best
 
+    def save_memory(self, most_bytes: float) -> None:
+        """Splits kernels whose scratch takes the program's peak above so many bytes, where parts take about as long."""
+        tried: set[str] = set()
+        while len(tried) < MOST_SAVED:
+            use, plan = self.find_heaviest(most_bytes, tried)
+            if plan is None:
+                return
+            tried.add(plan.scope.name)
+            self.faults.attempt(
+                partial(self.save_scratch, plan, use.peak, most_bytes),
+                lambda: None,
+                stage="split",
+                subject=str(plan.scope),
+                cost="it stays one kernel, and keeps its scratch",
+            )
+
+    def find_heaviest(
+        self, most_bytes: float, tried: Collection[str]
+    ) -> tuple[MemoryUse, Plan | None]:
+        """The program's use of memory, and the plan of the most scratch that is used while too much is alive."""
+        program = list_steps(
+            self.scopes, {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
+        )
+        use = schedule(program)
+        plans = {plan.scope.name: plan for plan in self.plans}
+        full = [
+            program.steps[n]
+            for n, alive in zip(use.order, use.alive, strict=True)
+            if alive > most_bytes
+        ]
+        heavy = [s for s in full if s.scratch >= LEAST_SAVED and s.name not in tried]
+        if not heavy:
+            return use, None
+        return use, plans[max(heavy, key=lambda step: step.scratch).name]
+
+    def save_scratch(self, whole: Plan, peak: int, most_bytes: float) -> None:
+        """Replaces a plan by those of XLA's fusions, if they fit and take about as long.
+
+        Fusions are joined again as long as that is faster, and they fit.
+        """
+        graph, scope = self.scopes.graph, whole.scope
+        fits = max(most_bytes, peak - whole.kernel.scratch_bytes / 2)
+        proposal = self.find_proposal(graph, scope, structure_of(graph, scope))
+        if proposal is None:
+            return
+        whole_us = self.judge(whole).time_us
+        meets = whole.kernel.global_barriers >= MANY_BARRIERS
+        bound_us = whole_us * (MEETING_WORTH if meets else MEMORY_WORTH)
+        if peak - most_bytes >= MUCH_MEMORY:
+            bound_us = math.inf
+
+        def rate(parts: Scopes) -> float:
+            if self.find_peak(scope, parts) > fits:
+                return math.inf
+            return self.rate_draft(parts, math.inf)
+
+        penalty = estimate_penalty(self.gpu)
+        cover = choose_xla_cover(graph, scope, self.gpu, penalty, rate, proposal)
+        parts = divide_scope(graph, scope, self.gpu, penalty, cover)
+        parts_us = rate(parts)
+        mega = [bytes_ / 1e6 for bytes_ in (whole.kernel.scratch_bytes, peak, most_bytes)]
+        detail = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's".format(
+            *mega
+        )
+        reason = Reason(Symptom.MEMORY, detail)
+        if math.isinf(parts_us) or parts_us > bound_us:
+            self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
+            return
+        self.plans.remove(whole)
+        self.take(scope, reason, whole_us, parts, 0)
+
+    def find_peak(self, scope: Scope, parts: Scopes) -> int:
+        """The most bytes alive with these parts in the place of a scope, as they are drafted."""
+        scratch = {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
+        for part in parts.scopes:
+            try:
+                plan = self.draft(parts.graph, part)
+            except IllegalProduct:
+                continue  # it is found to have no plan when it is rated
+            scratch[part.name] = plan.kernel.scratch_bytes if plan else 0
+        return schedule(list_steps(replace_scope(self.scopes, scope.name, parts), scratch)).peak
+
     def take(
         self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
     ) -> None:
@@ -586,12 +683,14 @@ def split_scopes(
     finalize: Finalize | None = None,
     pool: CompilePool | None = None,
     faults: FaultLog | None = None,
+    most_bytes: float = math.inf,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
     draft: a quicker planner, to rank splits with.
     finalize: has the kernels of plans that will stay compiled meanwhile, one of each structure.
     pool: plans scopes before their turn, with the same result.
+    most_bytes: that the program may take beside its arguments, as far as that is a matter of its kernels' scratch.
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     """
@@ -609,6 +708,8 @@ def split_scopes(
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
+    if most_bytes < math.inf:
+        splitter.save_memory(most_bytes)
     return PlannedScopes(
         splitter.scopes, tuple(splitter.plans), tuple(splitter.splits), splitter.left
     )
