@@ -39,6 +39,7 @@ from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.native_scatters import combine_natively
 from astitch.rewrite.operands import give_operands
 from astitch.rewrite.order_reductions import order_reductions
+from astitch.rewrite.padded_convolutions import pad_convolutions
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
@@ -371,6 +372,11 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
     _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),
     _rewrite("arrange_convolutions", lambda graph, job: arrange_convolutions(graph, job.gpu)),
+    _rewrite(
+        "pad_convolutions",
+        lambda graph, job: pad_convolutions(graph),
+        lambda job: job.target.in_xla,
+    ),
     _rewrite(
         "split_products",
         lambda graph, job: split_products(graph, job.gpu),

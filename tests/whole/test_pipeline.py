@@ -66,6 +66,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "carry_as_read",
         "fold_scales",
         "give_operands",
+        "pad_convolutions",
         "split_products",
     }
     assert set(own) ^ set(inside) == inside_alone
