@@ -39,7 +39,10 @@ LEAST_SIDES = 100
 """Rows, columns and the length of sums, together, below which it does so too (xla_gpu_gemm_rewrite_size_threshold)."""
 
 LEAST_LARGER = 64
-"""What the ops behind a convolution read besides is written for them if the convolution is so many times as large."""
+"""What the ops behind a product read besides is written for them if the product is so many times as large."""
+
+WRITTEN_BYTES = 4 << 20
+"""What it costs to write that in front of a product of matrices, where nothing else wants it in memory: a launch."""
 
 TOLERANCE_BYTES = 1024
 """By how much the result of an op may be larger than its operands (kIoToleranceBytes).  A larger one is computed where
@@ -443,11 +446,12 @@ class _Cuts:
         return best if prices[0] - prices[best] >= (1 if whole else LEAST_GAIN) else 0
 
     def is_stored(self, name: str, chain: _Chain, taken: Collection[str]) -> bool:
-        """Is a value in memory, whatever becomes of its chain?  What is small beside a convolution is put there."""
+        """Is a value in memory, whatever becomes of its chain?  What is small beside the product is put there."""
         product = self.graph[chain.product]
         small = array_of(self.graph[name]).bytes * LEAST_LARGER <= product.array.bytes
-        if small and isinstance(product.attrs, ConvolutionAttrs):
-            return True
+        return small or self.is_stored_anyway(name, chain, taken)
+
+    def is_stored_anyway(self, name: str, chain: _Chain, taken: Collection[str]) -> bool:
         if name in taken or name in self.outside or name in self.outputs:
             return True
         own = {link.name for link in chain.links}
@@ -478,7 +482,12 @@ class _Cuts:
         else:
             moved += size * (kept or stored) + graph[end].array.bytes * stored
         own = {link.name for link in chain.links}
-        for name in {name for link in chain.links[:count] for name in link.read}:
+        read = {name for link in chain.links[:count] for name in link.read}
+        if isinstance(graph[chain.product].attrs, DotAttrs) and not all(
+            self.is_stored_anyway(name, chain, taken) for name in read
+        ):
+            moved += WRITTEN_BYTES
+        for name in read:
             others = (user for user in _list_readers(self.graph, name) if user not in own)
             if any(self.is_beside(user, end, taken) for user in others):
                 moved += array_of(graph[name]).bytes  # a kernel reads it too

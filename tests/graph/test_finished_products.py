@@ -112,7 +112,6 @@ PARTS = {
     "a square": (lambda x, w: jnp.square(x @ w), (X, W)),
     "the product is a result": (lambda x, w, b: (lambda s: (s, s + b))(x @ w), (X, W, B)),
     "the residual is computed": (lambda x, w, r: x @ w + jnp.tanh(r), (X, W, R)),
-    "the bias is computed": (lambda x, w, b: x @ w + b * 2, (X, W, B)),
     "a mask is computed": (lambda x, w, r: jnp.where(r > 0, x @ w, 0), (X, W, R)),
     "places": (lambda x, w: x @ w + jnp.arange(COLUMNS, dtype=x.dtype), (X, W)),
     "one row": (lambda x, w, b: x @ w + b, ((1, DEPTH), W, B)),
@@ -142,6 +141,22 @@ def test_a_kernel_gets_the_narrower_value() -> None:
         return norm((jnp.matmul(x, w, preferred_element_type=F32) * 0.5).astype(BF16))
 
     assert list_taken(find(fn, X, W)) == ["convert", "multiply"]
+
+
+@pytest.mark.parametrize("rows, taken", [(8 * ROWS, ["add"]), (8, [])])
+def test_a_bias_that_is_computed_is_written_for_a_large_product(
+    rows: int, taken: list[str]
+) -> None:
+    """By a kernel in front of it, which is worth as many bytes as a launch takes."""
+
+    def by_features(x: Any, w: Any, b: Any) -> Any:
+        return x @ w + jnp.tanh(b)
+
+    def by_rows(x: Any, w: Any, b: Any) -> Any:
+        return x @ w - (x * x).sum(1, keepdims=True)
+
+    for fn, op in ((by_features, "add"), (by_rows, "subtract")):
+        assert list_taken(find(fn, (rows, DEPTH), W, B)) == [op] * len(taken)
 
 
 def test_little_is_not_worth_a_cut() -> None:
