@@ -16,15 +16,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from astitch import options
 from astitch.device.gpu import PRESETS, Gpu, preset
+from astitch.directives import check_option, read_directives, warn_of_unfollowed
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.faults import FaultLog, report_faults
 from astitch.graph.ir import Graph
+from astitch.hlo.schema import name_of_module
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import describe_loops, find_planned
-from astitch.pipeline import NAMES, OWN, Emitted, Job, Target, run_passes
+from astitch.pipeline import NAMES, Emitted, Job, Target, run_passes
 from astitch.program.steps import Program
 from astitch.search.build_program import NOT_EMITTED, build_program, leave_program
 from astitch.search.plan_scopes import Render, render_kernel
@@ -36,6 +37,7 @@ from astitch.show.explain import (
     kernel_rows,
     library_steps,
     memory_ops,
+    show_directives,
     show_faults,
     show_outside,
     show_table,
@@ -63,7 +65,7 @@ def pause_collector() -> Iterator[None]:
 def compile_graph(
     graph: Graph,
     gpu: Gpu,
-    target: Target = OWN,
+    target: Target | None = None,
     *,
     tune: bool = False,
     strict: bool = False,
@@ -71,15 +73,18 @@ def compile_graph(
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
-    target: for whom.  tune: measure the best plans on the current GPU.  strict: raise UnsupportedOp instead, which
-    names the ops and the reasons.
+    target: for whom; None: for CuPy or the emulation.  tune: measure the best plans on the current GPU.
+    strict: raise UnsupportedOp instead, which names the ops and the reasons.
     faults: keeps the errors inside astitch.  Each costs a pass, a loop or a stitch op, at worst all stitch ops of the
     graph.  An error in a region is raised.  Without `faults`, or with strict, errors are raised as
     ASTITCH_FAULTS says.
     """
     faults = faults or FaultLog(strict or None)
     seconds: dict[str, float] = {}
-    job = Job(graph.name, gpu, target, tune, faults)
+    target = target or Target()
+    directives = target.directives if target.region else target.directives.of(graph.name)
+    target = replace(target, directives=directives)
+    job = Job(graph.name, gpu, target, tune, faults, directives=directives)
 
     def stitch() -> Compilation:
         return _collect(run_passes(graph, job, seconds=seconds), gpu, seconds)
@@ -97,7 +102,10 @@ def compile_graph(
     if strict:
         made, loops = compilation.scopes.graph, target.loops
         refuse_outside(compilation.program, find_planned(made, loops) if loops else ())
-    return compilation if target.region else replace(compilation, faults=faults.found)
+    if target.region:
+        return compilation
+    told = directives.list_outcomes()
+    return replace(compilation, faults=faults.found, directives=told)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:
@@ -158,13 +166,15 @@ def compile_hlo(
     strict: bool = False,
     render: Render | None = None,
     trusted: bool = False,
+    stitch: str | Sequence[str] | None = None,
 ) -> Compilation:
     """Compile an HLO module for a device.
 
     data: a serialized HloModuleProto, or HLO text.  gpu: a Gpu, or the name of a preset; "host" is the emulation.
-    tune: measure the best plans of each kernel on the current GPU and keep the fastest on disk; None: as ASTITCH_TUNE
-    says.  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else XLA computes them.
-    render: see Target.  trusted: see import_hlo.
+    tune: measure the best plans of each kernel on the current GPU and keep the fastest on disk.
+    strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else XLA computes them.
+    render: see Target.  trusted: see import_hlo.  stitch: directives (docs/directives.md), after those of
+    ASTITCH_STITCHES.
 
     Hands on a Compilation: `.program` for an engine, `.explain()` for people.  An error inside astitch leaves a part of
     the program to XLA with a FaultWarning; strict raises the error.
@@ -176,8 +186,11 @@ def compile_hlo(
     graph = import_hlo(data, trusted=trusted)
     import_s = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
-    measured = bool(options.tune()) if tune is None else tune
-    compilation = compile_graph(graph, device, Target(render=render), tune=measured, strict=strict)
+    name = name_of_module(data)
+    directives = read_directives(check_option(stitch, "compile_hlo"), name).of(name)
+    target = Target(render=render, directives=directives)
+    compilation = compile_graph(graph, device, target, tune=bool(tune), strict=strict)
+    warn_of_unfollowed(graph.name, compilation.directives)
     compilation = replace(compilation, seconds={IMPORT: import_s, **compilation.seconds})
     report_faults(graph.name, data, device.name, compilation.faults)
     return compilation
@@ -188,7 +201,9 @@ def show_pass(data: bytes | str, gpu: Gpu, until: str) -> str:
     graph = import_hlo(data)
     if until == IMPORT:
         return str(graph)
-    job = Job(graph.name, gpu, OWN, tune=False, faults=FaultLog())
+    target = Target()
+    directives = target.directives.of(graph.name)
+    job = Job(graph.name, gpu, target, tune=False, faults=FaultLog(), directives=directives)
     with pause_collector():
         shown = str(run_passes(graph, job, until=until)[until])
     return "\n\n".join([shown, *show_faults(job.faults.found)])
@@ -260,6 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--until", choices=(IMPORT, *NAMES), help="print what this pass hands on and stop"
     )
+    parser.add_argument(
+        "--stitch", action="append", metavar="DIRECTIVE", help="a directive, as 'apart %%a %%b'"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--explain", action="store_true", help="print every decision and refusal")
     options = parser.parse_args(arguments)
@@ -270,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(show_pass(data, gpu, options.until))
             return 0
         start = time.perf_counter()
-        compilation = compile_hlo(data, gpu=gpu, render=render_kernel)
+        compilation = compile_hlo(data, gpu=gpu, render=render_kernel, stitch=options.stitch)
         missing = ""
         resources: dict[str, Resources] | None = None
         try:
@@ -288,6 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.explain:
         shown = compilation.scopes, compilation.plans, compilation.program
         print(explain(*shown, gpu, resources, compilation.splits))
+        for line in show_directives(compilation.directives):
+            print(f"\n{line}")
         for shown_faults in show_faults(compilation.faults):
             print(f"\n{shown_faults}")
     else:

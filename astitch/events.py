@@ -124,7 +124,7 @@ def _tell(event: str, **details: object) -> None:
 
 
 def _given(details: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in details.items() if value not in (None, "")}
+    return {name: value for name, value in details.items() if value not in (None, "", [])}
 
 
 def _write(target: str, line: str) -> None:

@@ -23,7 +23,8 @@ from astitch.api.arguments import (
     is_traced,
 )
 from astitch.api.engines import choose_engine
-from astitch.api.inside_xla import call_directly, find_obstacle, name_of, stitch
+from astitch.api.inside_xla import call_directly, find_obstacle, name_of
+from astitch.api.inside_xla import stitch as trace_stitched
 from astitch.api.jax_options import (
     OF_ARGUMENTS,
     check_compiler_options,
@@ -42,6 +43,7 @@ from astitch.api.jax_settings import (
 )
 from astitch.api.settings import OFF, Settings, check_strict, current, mark
 from astitch.api.stages import Compiled, Lowered, LoweredByXla, LoweredForXla
+from astitch.directives import check_option
 from astitch.errors import (
     IllegalProduct,
     InvalidOption,
@@ -71,6 +73,8 @@ def jit(
     tune: bool | None = None,
     strict: bool | float = False,
     engine: str | None = None,
+    stitch: str | Sequence[str] | None = None,
+    deterministic: bool | None = None,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
 
@@ -92,6 +96,8 @@ def jit(
     tune: bool | None = None,
     strict: bool | float = False,
     engine: str | None = None,
+    stitch: str | Sequence[str] | None = None,
+    deterministic: bool | None = None,
 ) -> JitFunction: ...
 
 
@@ -112,6 +118,8 @@ def jit(
     tune: bool | None = None,
     strict: bool | float = False,
     engine: str | None = None,
+    stitch: str | Sequence[str] | None = None,
+    deterministic: bool | None = None,
     **others: Any,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
@@ -122,16 +130,20 @@ def jit(
     every array, used or not.
     in_shardings, out_shardings, device, backend: with the engine xla as in jax.jit; with the others, and where they
     name several devices, XLA computes the function, with a warning.  compiler_options: for what XLA compiles.
-    tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
-    (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
+    tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on
+    disk.  Only speed and the order of sums depend on it.
     strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  A number
     is a share: 0.9 raises if less of the projected memory-intensive time runs in stitched kernels.  Inside a JAX
     transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
     raises EngineUnavailable where it cannot be had.
+    stitch: directives, lines or a sequence of them: what shares a kernel, what is left to XLA, which plan is taken
+    (docs/directives.md).  deterministic: inside XLA, scatters and gradients of attention add in a fixed order (None:
+    scatters do); False: as is fastest.
 
-    Raises InvalidOption for an engine that is not known, UnknownOption for an option that is not taken, JaxMissing.
+    Raises InvalidOption for an engine or a directive that is not known, UnknownOption for an option that is not taken,
+    JaxMissing.
     """
     parameters = inspect.signature(jit).parameters.values()
     taken = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -150,13 +162,23 @@ def jit(
     }
     jax_options = {**keep_given(given), **check_others(others, taken)}
     if fn is None:
-        return lambda fn: jit(fn, **jax_options, tune=tune, strict=strict, engine=engine)
+        return lambda fn: jit(
+            fn,
+            **jax_options,
+            tune=tune,
+            strict=strict,
+            engine=engine,
+            stitch=stitch,
+            deterministic=deterministic,
+        )
     if engine not in (None, *options.ENGINES):
         raise InvalidOption(
             f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
         )
     check_strict(strict, "astitch.jit")
-    return JitFunction(fn, jax_options, tune, strict, engine)
+    return JitFunction(
+        fn, jax_options, tune, strict, engine, check_option(stitch, "astitch.jit", deterministic)
+    )
 
 
 class Signatures:
@@ -190,6 +212,7 @@ class JitFunction:
         tune: bool | None = None,
         strict: bool | float = False,
         engine: str | None = None,
+        stitch: str = "",
     ) -> None:
         jax = import_jax()
         from jax._src.core import trace_state_clean
@@ -200,9 +223,10 @@ class JitFunction:
             self.__dict__.pop(name, None)
         self._fn, self._options = fn, jax_options
         self._tune, self._strict, self._asked = tune, strict, engine
+        self._stitch = stitch
         if not callable(fn):
             jax.jit(fn)  # raises JAX's own words
-        marked = mark(fn, Settings(None, tune, strict))
+        marked = mark(fn, Settings(None, tune, strict, stitch=stitch))
         # As the user asked for it: what runs whatever is left to XLA.
         self._jax_jit: Any = jax.jit(marked, **jax_options)
         of_arguments = {name: jax_options[name] for name in OF_ARGUMENTS if name in jax_options}
@@ -232,7 +256,7 @@ class JitFunction:
 
         wished = self._options.get("compiler_options", {})
         jax_options = {**self._options, "compiler_options": {**AROUND_KERNELS, **wished}}
-        stitched = stitch(self._fn, self._options, self._tune, self._strict)
+        stitched = trace_stitched(self._fn, self._options, self._tune, self._strict, self._stitch)
         return import_jax().jit(stitched, **jax_options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -390,6 +414,7 @@ class JitFunction:
             self._strict,
             self._options.get("compiler_options"),
             place,
+            self._stitch,
         )
 
     def clear_cache(self) -> None:

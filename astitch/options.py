@@ -1,12 +1,12 @@
 """Every environment name that astitch reads, in one place.
 
-Takes the environment, hands on values; a name set to nothing counts as not set.  No name changes a result beyond the
-order of its sums.  They choose where things are kept, what is shown, which engine runs and how plans are chosen.
+Takes the environment, hands on values; a name set to nothing counts as not set.  They choose where things are
+kept, what is shown and which engine runs, and name files of the owner's decisions.  What is an option of a call is no
+variable.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import os
 import tempfile
@@ -18,19 +18,21 @@ from astitch.errors import InvalidOption
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
-    "ASTITCH_DETERMINISTIC": "1, 0: sums of scatters and attention's gradient inside XLA have a fixed order, or any",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
     "ASTITCH_LOG": "file, or stderr: gets a line of JSON for each compile, fallback and tune",
-    "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
-    "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest; 0: measure no kernel",
+    "ASTITCH_OVERRIDE": "folder of hand-edited kernels, which run in the place of those of the same plan",
+    "ASTITCH_STITCHES": "file of directives: what shares a kernel, what is left to XLA, which plan is taken",
 }
 """The names and what they mean.  At most ten."""
 
 REPLACED = {
     "ASTITCH_CHECK": "astitch.enable(check=True)",
+    "ASTITCH_DETERMINISTIC": "the option deterministic= of astitch.enable and astitch.jit",
+    "ASTITCH_STITCH_LOOPS": "a directive, leave-loops or stitch-bodies (docs/directives.md),",
+    "ASTITCH_TUNE": "the option tune= of astitch.enable and astitch.jit",
 }
 """Names of earlier versions, and what stands in their place: an option of a call is no variable."""
 
@@ -64,21 +66,15 @@ def debug_level() -> int:
     return int(given)
 
 
-def deterministic() -> bool | None:
-    """Whether scatters and gradients of attention inside XLA add in a fixed order; None where nobody says.
-
-    Raises InvalidOption.
-    """
-    given = _read("ASTITCH_DETERMINISTIC")
-    if given not in ("", "0", "1"):
-        raise _invalid("ASTITCH_DETERMINISTIC", given)
-    return given == "1" if given else None
-
-
 def dump_dir() -> Path | None:
     """Where each compilation by astitch.jit is written; None to write nothing."""
     given = _read("ASTITCH_DUMP")
     return Path(given) if given else None
+
+
+def shows() -> bool:
+    """Is anything of a compilation printed, dumped or edited by hand, so that no earlier one will do?"""
+    return bool(debug_level()) or dump_dir() is not None or override_dir() is not None
 
 
 def engine() -> str | None:
@@ -92,6 +88,18 @@ def engine() -> str | None:
 def log_file() -> str:
     """Where events are written: a file, or "stderr"; nothing: the empty string."""
     return _read("ASTITCH_LOG")
+
+
+def override_dir() -> Path | None:
+    """Where hand-edited kernels are; None: there are none."""
+    given = _read("ASTITCH_OVERRIDE")
+    return Path(given) if given else None
+
+
+def stitches_file() -> Path | None:
+    """The file of directives; None: there is none."""
+    given = _read("ASTITCH_STITCHES")
+    return Path(given) if given else None
 
 
 def raise_faults() -> bool:
@@ -109,32 +117,6 @@ def graphs() -> bool:
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_GRAPHS", given)
     return given != "0"
-
-
-class Loops(enum.Enum):
-    """What becomes of loops.  NONE: XLA runs all of them.  KERNELS: those that can be one kernel are.  BODIES: besides,
-    the bodies of the others and the branches of conditionals get kernels, which no GPU has timed yet."""
-
-    NONE = "0"
-    KERNELS = ""
-    BODIES = "1"
-
-
-def loops() -> Loops:
-    """What ASTITCH_STITCH_LOOPS says.  Raises InvalidOption."""
-    given = _read("ASTITCH_STITCH_LOOPS")
-    try:
-        return Loops(given)
-    except ValueError:
-        raise _invalid("ASTITCH_STITCH_LOOPS", given) from None
-
-
-def tune() -> bool | None:
-    """Whether plans are measured where the caller does not say; None: nobody says.  Raises InvalidOption."""
-    given = _read("ASTITCH_TUNE")
-    if given not in ("", "0", "1"):
-        raise _invalid("ASTITCH_TUNE", given)
-    return given == "1" if given else None
 
 
 def _read(name: str) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from astitch import options
 from astitch.attention.fuse import fuse_attention
 from astitch.cost.bound_by_communication import is_bound_by_communication
 from astitch.device.gpu import Gpu
+from astitch.directives import FOLLOWED, NOTHING, Directives, read_directives
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
@@ -56,9 +56,17 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
 from astitch.search.bound_memory import MARGIN, bound_memory, most_of_memory
 from astitch.search.build_program import build_program, emit_kernels
+from astitch.search.follow_directives import (
+    choose_plans,
+    cut_as_told,
+    leave_as_told,
+    move_together,
+    stays_whole,
+)
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
 from astitch.stitch_scope import Left, Scopes, choose_stages, find_scopes
+from astitch.toolchain.override import offer
 
 # ---- for whom one compiles -----------------------------------------------------------------------
 
@@ -92,7 +100,8 @@ class Target:
     attention: may attention be calls of its own (graph/ops/attention.py)?  Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
-    on_kernel: is given those.  after: by the name of a pass, a callback that gets what the pass hands on.
+    on_kernel: is given those.  directives: what the owner of the program decides.
+    after: by the name of a pass, a callback that gets what the pass hands on.
     """
 
     launcher: Launcher = Launcher.OWN
@@ -103,6 +112,7 @@ class Target:
     loops: LoopPlanner | None = None
     render: Render | None = None
     on_kernel: OnKernel = lambda plan, compiled: None
+    directives: Directives = field(default_factory=read_directives)
     after: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
 
     @property
@@ -114,7 +124,7 @@ class Target:
     def orders_scatters(self) -> bool:
         """Do all scatters add in a fixed order?  Through XLA's hook only where somebody asks for it: it is slower."""
         if self.in_xla:
-            asked = options.deterministic()
+            asked = self.directives.in_order
             return not self.simplified if asked is None else asked
         return self.launcher is Launcher.OWN
 
@@ -124,7 +134,7 @@ class Target:
         return not self.in_xla
 
 
-OWN = Target()
+OWN = Target(directives=NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ class Job:
 
     name: of the graph.  tune: measure plans on the current GPU.  faults: keeps the errors inside astitch.
     plain: the graph as it was imported; None before the passes run.
-    notes: what passes say for people of what they leave to XLA.
+    notes: what passes say for people of what they leave to XLA.  directives: those that hold for this graph.
     """
 
     name: str
@@ -143,6 +153,7 @@ class Job:
     faults: FaultLog
     plain: Graph | None = None
     notes: list[str] = field(default_factory=list)
+    directives: Directives = NOTHING
 
 
 # ---- the passes ----------------------------------------------------------------------------------
@@ -193,7 +204,13 @@ def _carry_as_read(graph: Graph, job: Job) -> Graph:
 
 def _fuse_attention(graph: Graph, job: Job) -> Graph:
     sunk = sink_into_loops(graph)
-    fused = fuse_attention(sunk, job.gpu, in_order=options.deterministic() is True, left=job.notes)
+    fused = fuse_attention(
+        sunk,
+        job.gpu,
+        in_order=job.directives.in_order is True,
+        left=job.notes,
+        leave=lambda products: job.directives.covers("leave-attention", products),
+    )
     return graph if fused is graph else simplify(check_graph(fused))
 
 
@@ -244,9 +261,24 @@ def _leave(graph: Graph, job: Job) -> Left:
     graph, products = left.graph, dict[str, str]()
     for find in (find_joined_operands, find_finished):
         found = find(graph, reasons)
-        graph, products = found.graph, {**products, **found.products}
-        reasons |= {n: f"XLA computes it with %{p}" for n, p in found.products.items()}
+        taken = _without_kept(found.products, job.directives)
+        graph, products = found.graph, {**products, **taken}
+        reasons |= {n: f"XLA computes it with %{p}" for n, p in taken.items()}
     return Left(graph, reasons, products)
+
+
+def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[str, str]:
+    """Ops with the products that take them in; a product takes in nothing where one of its ops is to be a kernel's."""
+    by_product: dict[str, set[str]] = {}
+    for name, product in products.items():
+        by_product.setdefault(product, {product}).add(name)
+    kept = {p for p, names in by_product.items() if directives.names("keep", names)}
+    kept |= {
+        p
+        for p, names in by_product.items()
+        if any(names & set(line.ops) for line in directives.all("together"))
+    }
+    return {name: product for name, product in products.items() if product not in kept}
 
 
 def _choose_stages(left: Left, job: Job) -> Staged:
@@ -260,8 +292,15 @@ def _recompute(staged: Staged, job: Job) -> Staged:
     return recompute(staged, most_of_memory(job.plain))
 
 
+def _find_scopes(staged: Staged, job: Job) -> Scopes:
+    return find_scopes(move_together(staged, job.directives))
+
+
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
-    return stitch_remotely(found, layouts_apart=job.target.in_xla)
+    everywhere = [line.number for line in job.directives.all("at-most") if not line.ops]
+    most = max(everywhere, default=None)
+    stitched = stitch_remotely(found, layouts_apart=job.target.in_xla, most=most)
+    return cut_as_told(stitched, job.directives)
 
 
 def _bound_memory(scopes: Scopes, job: Job) -> Scopes:
@@ -288,7 +327,13 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         on_kernel=job.target.on_kernel,
         faults=job.faults,
         most_bytes=MARGIN * most_of_memory(job.plain) if job.plain else math.inf,
+        whole=lambda scope: stays_whole(scope, job.directives),
+        divided=lambda scope: bool(job.directives.names("split", scope.members, scope.name)),
     )
+
+
+def _follow_directives(planned: PlannedScopes, job: Job) -> PlannedScopes:
+    return leave_as_told(choose_plans(planned, job.gpu, job.directives), job.directives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +348,11 @@ class Emitted:
 
 
 def _emit(planned: PlannedScopes, job: Job) -> Emitted:
-    return Emitted(planned, emit_kernels(planned.plans, job.faults))
+    kernels = emit_kernels(planned.plans, job.faults)
+    if job.target.launcher is Launcher.OWN:
+        for kernel in kernels.values():
+            offer(job.name, kernel.name, kernel.source, kernel.launch)
+    return Emitted(planned, kernels)
 
 
 def _build(emitted: Emitted, job: Job) -> Program:
@@ -391,7 +440,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.in_xla,
         PASS_LEFT_OUT,
     ),
-    Pass("find_scopes", lambda staged, job: find_scopes(staged)),
+    Pass("find_scopes", _find_scopes),
     Pass("stitch_remotely", _stitch_remotely, if_it_fails=PASS_LEFT_OUT),
     Pass("bound_memory", _bound_memory, if_it_fails="kernels of many tensors may take more memory"),
     Pass(
@@ -408,6 +457,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.tune,
         "its plans are not measured",
     ),
+    Pass("follow_directives", _follow_directives, lambda job: bool(job.directives)),
     Pass("check_plans", lambda planned, job: check_plans(planned, job.faults)),
     Pass("emit", _emit),
     Pass("program", _build),
@@ -432,7 +482,7 @@ def run_passes(
     job = replace(job, plain=graph)
     products: dict[str, Any] = {}
     for step in PASSES:
-        if step.when(job):
+        if step.when(job) and not _is_left_out(step, job):
             start = time.perf_counter()
             product = _run(step, product, job)
             if seconds is not None:
@@ -442,6 +492,17 @@ def run_passes(
         if step.name == until:
             break
     return products
+
+
+def _is_left_out(step: Pass, job: Job) -> bool:
+    """Does a directive leave out a pass that can be?"""
+    for line in job.directives.all("without"):
+        if line.word == step.name:
+            job.directives.note(
+                line, FOLLOWED if step.if_it_fails else "not followed: no program without this pass"
+            )
+            return bool(step.if_it_fails)
+    return False
 
 
 def _run(step: Pass, product: Any, job: Job) -> Any:

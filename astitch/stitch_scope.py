@@ -31,14 +31,20 @@ from astitch.rewrite.barriers import Barrier, is_barrier, is_held, open_barriers
 from astitch.rewrite.cut_stages import cut_stages
 from astitch.rewrite.recompute import Recomputed, Staged
 
+CYCLE = "one kernel for both would close a cycle through"
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something was not stitched.  `producer` and `consumer` name ops; equal when one op is refused as such."""
+    """Why something was not stitched.  `producer` and `consumer` name ops; equal when one op is refused as such.
+
+    undo: the directive that has it stitched after all; empty: there is none.
+    """
 
     producer: str
     consumer: str
     reason: str
+    undo: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.producer == self.consumer:
@@ -296,7 +302,7 @@ def _refused_edge(
     graph = blockers.graph
     apart = stage[consumer] - stage[producer]
     if blocker := blockers.find(producer, consumer):
-        return f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
+        return f"{CYCLE} %{blocker} ({graph[blocker].op})"
     if collective := awaited.find(producer, consumer):
         return f"%{collective} can start before %{consumer} is computed"
     if any(_needed_stage(stage[u], u in outside) <= stage[producer] for u in graph.users[producer]):
@@ -384,7 +390,9 @@ def find_scopes(staged: Staged) -> Scopes:
                 continue
             if stage[operand] != stage[node.name]:
                 reason = _refused_edge(blockers, outside, stage, awaited, operand, node.name)
-                refusals.append(Refusal(operand, node.name, reason))
+                is_cycle = reason.startswith(CYCLE)
+                undo = "" if is_cycle else f"together %{operand} %{node.name}"
+                refusals.append(Refusal(operand, node.name, reason, undo))
     order = {name: number for number, name in enumerate(graph.nodes)}
     scopes = tuple(
         make_scope(

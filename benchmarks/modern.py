@@ -77,7 +77,9 @@ def run_alone(name: str, options: argparse.Namespace, suite: Suite = MODERN) -> 
         if options.ahead:
             settings["JAX_PLATFORMS"] = "cpu"
         if name in suite.in_order:
-            settings["ASTITCH_DETERMINISTIC"] = "1"
+            directives = Path(folder) / "stitches"
+            directives.write_text("in-order\n")
+            settings["ASTITCH_STITCHES"] = str(directives)
         process = subprocess.Popen(
             command,
             env={**os.environ, **settings},

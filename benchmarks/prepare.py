@@ -110,8 +110,6 @@ def _start_worker() -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     # JAX's own allocator would keep what it had; this one hands it back after each job.
     os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
-    # Plans are not measured beside other processes: the winners would be kept.
-    os.environ["ASTITCH_TUNE"] = "0"
 
 
 def choose_budget(workers: int) -> int:

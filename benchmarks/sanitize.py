@@ -252,7 +252,6 @@ def collect_all(
 def _start_worker() -> None:
     """What is asked of a process that only compiles."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["ASTITCH_TUNE"] = "0"
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from astitch import options
 from astitch.device.gpu import Gpu
+from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import KernelCompileError
 from astitch.program.file import pack_program, unpack_program
 from astitch.program.steps import Program
@@ -45,14 +46,13 @@ def key_of(content: bytes, gpu: Gpu, *, strict: bool) -> str | None:
     What is printed or dumped, and what is measured, wants a compilation; a custom call may hold addresses of this
     process.
     """
-    shown = options.debug_level() or options.dump_dir() is not None
-    if shown or options.tune() or b"custom-call" in content:
+    if options.shows() or b"custom-call" in content:
         return None
     import jax
     import jaxlib.version
 
     versions = (jax.__version__, jaxlib.version.__version__, _compiler_version(gpu))
-    switches = (strict, options.loops().name, *versions)
+    switches = (strict, fingerprint_directives(), *versions)
     parts = [content, fingerprint(), _own_sources(), repr(astuple(gpu)).encode()]
     digest = hashlib.sha256()
     for part in (*parts, repr(switches).encode()):

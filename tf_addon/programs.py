@@ -22,10 +22,12 @@ from astitch import options
 from astitch.api.engines import choose_launcher
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, from_device, preset
+from astitch.directives import read_directives, warn_of_unfollowed
 from astitch.errors import EngineUnavailable
 from astitch.faults import FaultLog, report_faults
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
+from astitch.hlo.schema import name_of_module
 from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
@@ -245,7 +247,12 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
     An error inside astitch leaves a kernel or a loop to XLA, with a FaultWarning; strict raises it.  Raises
     AstitchError."""
     faults = FaultLog(strict or None)
-    planner = None if options.loops() is options.Loops.NONE else LoopPlanner(gpu, faults)
+    told = read_directives().of(name_of_module(hlo))
+    planner = (
+        None
+        if told.leaves_all_loops
+        else LoopPlanner(gpu, faults, lambda name: told.covers("leave-loops", [name]))
+    )
     graph = import_hlo(hlo, trusted=True)
     if planner and sum(node.op == "while" for node in graph) > 1:
         imported = graph
@@ -256,7 +263,7 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
             subject=graph.name,
             cost="the pass is left out",
         )
-    target = Target(loops=planner, render=render_kernel)
+    target = Target(loops=planner, render=render_kernel, directives=told)
     compilation = compile_graph(graph, gpu, target, strict=strict, faults=faults)
     if planner is not None:
         plain, taken_by = compilation, planner
@@ -268,7 +275,9 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
             cost="XLA runs its loops",
         )
     report_faults(graph.name, hlo, gpu.name, faults.found)
-    return replace(compilation, faults=faults.found)
+    outcomes = told.list_outcomes()
+    warn_of_unfollowed(name_of_module(hlo), outcomes)
+    return replace(compilation, faults=faults.found, directives=outcomes)
 
 
 def make_runner(program: Program, place: Place) -> Runner:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from astitch.api.installation import warn_of_installation
 from astitch.api.settings import OFF, Settings, check_strict, context, current, switches
 from astitch.device.gpu import PRESETS
+from astitch.directives import check_option
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.faults import FaultWarning, show_error
 from astitch.system.callbacks import Callback, pass_interrupt
@@ -38,6 +39,8 @@ def enable(
     strict: bool | float = False,
     check: bool = False,
     attention: bool = True,
+    stitch: str | Sequence[str] | None = None,
+    deterministic: bool | None = None,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
 
@@ -49,9 +52,11 @@ def enable(
     check: compare each call of a stitched program with XLA's own version of it.
     attention: give attention to cuDNN or our own kernels, so that no scores are written to memory (docs/attention.md);
     cuDNN's gradient of q differs from run to run in its last bits.
-    Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
+    stitch: directives, lines or a sequence of them (docs/directives.md).
+    deterministic: scatters and gradients of attention add in a fixed order; None and False: as is fastest.
+    Raises InvalidOption for an unknown preset or directive, EngineUnavailable where JAX has no hook.
     """
-    settings = _make_settings(gpu, tune, strict, check, attention)
+    settings = _make_settings(gpu, tune, strict, check, attention, stitch, deterministic)
     _install()
     warn_of_installation()
     context().set_global(settings)
@@ -71,9 +76,11 @@ def enabled(
     strict: bool | float = False,
     check: bool = False,
     attention: bool = True,
+    stitch: str | Sequence[str] | None = None,
+    deterministic: bool | None = None,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
-    settings = _make_settings(gpu, tune, strict, check, attention)
+    settings = _make_settings(gpu, tune, strict, check, attention, stitch, deterministic)
     _install()
     with context()(settings):
         yield
@@ -102,13 +109,17 @@ def _make_settings(
     strict: bool | float,
     check: bool,
     attention: bool,
+    stitch: str | Sequence[str] | None,
+    deterministic: bool | None,
 ) -> Settings:
     if gpu is not None and gpu not in PRESETS:
         raise InvalidOption(
             f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
         )
     check_strict(strict, "astitch.enable")
-    return Settings(gpu, tune, strict, check, attention)
+    return Settings(
+        gpu, tune, strict, check, attention, check_option(stitch, "astitch.enable", deterministic)
+    )
 
 
 # ---- JAX's seams -------------------------------------------------------------------------------------------------

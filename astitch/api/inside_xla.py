@@ -94,10 +94,15 @@ def _error_of_xla() -> type[Exception]:
 
 
 def stitch(
-    fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None, strict: bool | float
+    fn: Callable[..., Any],
+    jax_options: Mapping[str, Any],
+    tune: bool | None,
+    strict: bool | float,
+    told: str = "",
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
+    told: directives.
     Some functions are traced as they are, with a warning.  They have effects (prints, callbacks) that only JAX can
     order, or hold what astitch cannot read.  Calls
     whose arguments are not arrays of one device are traced so too.
@@ -161,7 +166,7 @@ def stitch(
         lowered = traced.lower(lowering_platforms=("cuda",))
         gpu = target_gpu()
         try:
-            call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
+            call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict, told)
         except Exception as error:
             leave_whole(name, hlo_of(lowered), gpu.name, error, strict=strict, inside_xla=True)
             return fn(*args, **kwargs)

@@ -5,15 +5,18 @@ A function's settings travel in marks on its instructions (xla/marks.py), the ot
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from astitch import options
+from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import InvalidOption
 from astitch.system.forks import once
+from astitch.toolchain.override import fingerprint as fingerprint_overrides
 
 OFF = "off"
 """What holds where astitch was disabled."""
@@ -25,7 +28,7 @@ class Settings:
 
     gpu: the name of a preset for GPUs that are not here; None: the device that a program is compiled for.
     tune, strict: see astitch.jit; of strict a number is the least share of the memory-intensive time.
-    check, attention: see astitch.enable.
+    check, attention: see astitch.enable.  stitch: directives, in one form.
     """
 
     gpu: str | None = None
@@ -33,6 +36,7 @@ class Settings:
     strict: bool | float = False
     check: bool = False
     attention: bool = True
+    stitch: str = ""
 
 
 @functools.cache
@@ -75,12 +79,14 @@ def write_mark(settings: Settings) -> str:
     from astitch.xla.module_cache import fingerprint
 
     made_by = hashlib.sha256(b"".join([fingerprint(), repr(switches()).encode()])).hexdigest()[:16]
-    return f"{made_by} tune={settings.tune} strict={settings.strict}"
+    stitch = base64.urlsafe_b64encode(settings.stitch.encode()).decode()
+    told = f" stitch={stitch}" if stitch else ""
+    return f"{made_by} tune={settings.tune} strict={settings.strict}{told}"
 
 
-def switches() -> tuple[object, ...]:
-    """The options of the environment that decide what is made of a program."""
-    return options.tune(), options.loops().name, options.deterministic()
+def switches() -> tuple[str, str]:
+    """What the environment says that decides what is made of a program."""
+    return fingerprint_directives(), fingerprint_overrides()
 
 
 def read_settings(marks: Iterable[str]) -> Settings:
@@ -90,7 +96,9 @@ def read_settings(marks: Iterable[str]) -> Settings:
     asked = [wish for wish in (True, False) if any(f" tune={wish}" in mark for mark in found)]
     tune = asked[0] if asked else None
     # A program around a strict function may hold what only XLA computes.
-    return Settings(tune=tune)
+    told = (re.search(r" stitch=(\S+)", mark) for mark in found)
+    texts = [base64.urlsafe_b64decode(match[1]).decode() for match in told if match]
+    return Settings(tune=tune, stitch="\n[*]\n".join(dict.fromkeys(texts)))
 
 
 def mark(fn: Callable[..., Any], settings: Settings) -> Callable[..., Any]:

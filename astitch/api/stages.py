@@ -33,6 +33,7 @@ from astitch.errors import (
 )
 from astitch.events import note_compile
 from astitch.faults import FaultLog, leave_whole, report_faults
+from astitch.hlo.schema import name_of_module
 from astitch.hlo.stablehlo import hlo_of
 from astitch.system.forks import cached_property
 
@@ -297,7 +298,8 @@ class CompiledForXla(CompiledStage):
 @dataclass(frozen=True)
 class Lowered(LoweredStage):
     """A function lowered to HLO for one signature.  engine: "executor" or "host", what it was lowered for.
-    tune, strict, compiler_options: see jit.  place: where a compiled call commits its results, see find_place."""
+    tune, strict, stitch, compiler_options: see jit.  place: where a compiled call commits its results, see
+    find_place."""
 
     jax_traced: Any = field(repr=False)
     jax_lowered: Any = field(repr=False)
@@ -306,6 +308,7 @@ class Lowered(LoweredStage):
     strict: bool | float = False
     compiler_options: CompilerOptions | None = None
     place: Any | None = None
+    stitch: str = ""
 
     @property
     def _of_jax(self) -> Any:
@@ -375,6 +378,7 @@ class Lowered(LoweredStage):
             strict=is_whole(self.strict),
             render=render_kernel,
             trusted=True,
+            stitch=self.stitch,
         )
         refuse_less(compilation, least_share(self.strict))
         compilation, engine = self._start(compilation, compiler_options)
@@ -382,12 +386,13 @@ class Lowered(LoweredStage):
         if self.engine != "host":  # the emulation is for finding faults
             warn_of_little(self.jax_traced.fun_name, compilation)
         note_compile(
-            self.jax_traced.fun_name,
+            name_of_module(self.hlo),
             outcome="stitched" if compilation.program.kernels else "left",
             kernels=len(compilation.program.kernels),
             seconds=time.perf_counter() - start,
             engine=self.engine,
             share=compilation.share.headline,
+            **compilation.list_parts(),
         )
         log.log(
             logging.WARNING if logs_compiles() else logging.DEBUG,

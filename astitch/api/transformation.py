@@ -14,10 +14,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from astitch import options
 from astitch.api.checking import Check
 from astitch.api.settings import Settings, read_settings, switches
 from astitch.device.gpu import PRESETS, from_device, preset
+from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import UnsupportedOp, first_line
 from astitch.events import note_compile, note_fallback, note_plain
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
@@ -133,6 +133,7 @@ class Journal:
             engine="hook",
             reason=entry.reason,
             share=entry.share,
+            **(entry.compilation.list_parts() if entry.compilation else {}),
         )
 
     def replace(self, compiling: Compiling, reason: str) -> None:
@@ -267,11 +268,12 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
     from astitch.xla.module_cache import fingerprint
 
     which = "all of it" if compiling.settings else "functions of astitch.jit"
-    tune = _wants_tuning(settings)
-    _, loops, deterministic = switches()
+    _, overrides = switches()
+    told = fingerprint_directives(settings.stitch)
+    by_hand = f"directives={told}, overrides={overrides}, " if told or overrides else ""
     return (
-        f"{which}, tune={tune}, strict={settings.strict}, attention={settings.attention}, loops={loops}, "
-        f"deterministic={deterministic}, sources {fingerprint().hex()[:12]}"
+        f"{which}, tune={settings.tune}, strict={settings.strict}, attention={settings.attention}, "
+        f"{by_hand}sources {fingerprint().hex()[:12]}"
     )
 
 
@@ -294,7 +296,7 @@ def _stitch(
     module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
 ) -> Made:
     """What an earlier process made of the module, or this one makes of it now."""
-    tune = bool(_wants_tuning(settings))
+    tune = bool(settings.tune)
     timer = _choose_timer(settings, device)
     marked = compiling.settings is None
     key = key_of(
@@ -305,6 +307,7 @@ def _stitch(
         tune=tune,
         timed=timer is not None,
         attention=settings.attention,
+        stitch=settings.stitch,
     )
     make = functools.partial(_compile, module, data, compiling, settings, gpu, device, timer)
     return take_or_make(module, key, make)
@@ -319,7 +322,7 @@ def _compile(
     device: Any | None,
     timer: DeviceTimer | None,
 ) -> Stitching:
-    tune = bool(_wants_tuning(settings))
+    tune = bool(settings.tune)
     with assemble_in_background(device) as assemble:
         made = stitch_module(
             module,
@@ -328,6 +331,7 @@ def _compile(
             tune=tune,
             strict=is_whole(settings.strict),
             attention=settings.attention,
+            stitch=settings.stitch,
             hand_out=assemble,
             time_alone=timer,
         )
@@ -345,14 +349,9 @@ def _choose_timer(settings: Settings, device: Any | None) -> DeviceTimer | None:
     What strict refuses must not depend on a measured time.
     """
     elsewhere = device is None or settings.gpu is not None
-    if elsewhere or settings.strict or _wants_tuning(settings) is False:
+    if elsewhere or settings.strict or settings.tune is False:
         return None
     return DeviceTimer(device)
-
-
-def _wants_tuning(settings: Settings) -> bool | None:
-    """tune, as the caller or the environment says; None: nobody says."""
-    return options.tune() if settings.tune is None else settings.tune
 
 
 def _choose_gpu(settings: Settings, devices: Sequence[Any]) -> tuple[Gpu, Any | None]:

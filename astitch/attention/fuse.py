@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -51,17 +51,24 @@ def fuse_attention(
     *,
     in_order: bool = False,
     left: list[str] | None = None,
+    leave: Callable[[Collection[str]], bool] = lambda products: False,
 ) -> Graph:
     """The same function but for rounding: scores are not rounded to 16 bits in between.
 
     graph: simplified.  log: hears of every product that is replaced.
     in_order: all sums have a fixed order, which the library's gradient has not: it adds up dq by atomics.
-    left: gets a line for each attention that stays as it is.
+    left: gets a line for each attention that stays as it is.  leave: is one of these products to stay?
     """
     if gpu.compute_capability < AMPERE:
         return graph
     search = Search(graph, gpu, in_order=in_order)
-    found = list(search.run())
+    found = []
+    for attention in search.run():
+        origin = attention.rows.product.name
+        if leave({*attention.products, origin, f"{origin}.attention"}):
+            search.left.append(f"attention of %{origin}: a directive leaves it as it is")
+        else:
+            found.append(attention)
     if left is not None:
         left += search.left
     if not found:

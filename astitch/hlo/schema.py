@@ -9,9 +9,11 @@ same on the wire.  So a name that is not UTF-8 does not make a module unreadable
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 # message: `field type number` each; a type ending in * is repeated, a capitalised one is a message.
 _MESSAGES = {
@@ -178,3 +180,14 @@ MeshAxesReplicaGroupListProto = _CLASSES["MeshAxesReplicaGroupListProto"]
 def decode(text: bytes) -> str:
     """A string field as text; bytes that are not UTF-8 become marks."""
     return text.decode(errors="replace")
+
+
+def name_of_module(data: bytes | str) -> str:
+    """The name of a serialized HloModuleProto or of HLO text, as `jit_step`; the empty string where there is none."""
+    if isinstance(data, str):
+        found = re.search(r"^HloModule\s+([^\s,]+)", data, re.MULTILINE)
+        return found[1] if found else ""
+    try:
+        return decode(HloModuleProto.FromString(data).name)
+    except DecodeError:
+        return ""

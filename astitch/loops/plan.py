@@ -6,7 +6,7 @@ shares it out to blocks.  Parts of a loop that have nothing to do with each othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
@@ -84,17 +84,24 @@ class LoopPlan:
 class LoopPlanner:
     """Plans whiles for one device, each that computes the same once: for as long as one program is compiled.
 
-    faults: keeps the errors that leave a loop to XLA.
+    faults: keeps the errors that leave a loop to XLA.  leave: is the loop of this name to be XLA's?
     """
 
-    def __init__(self, gpu: Gpu, faults: FaultLog | None = None) -> None:
-        self.gpu = gpu
+    def __init__(
+        self,
+        gpu: Gpu,
+        faults: FaultLog | None = None,
+        leave: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.gpu, self.leave = gpu, leave
         self.faults = faults or FaultLog()
         self._plans: dict[LoopKey, LoopPlan | LoopRefusal] = {}
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 
     def plan(self, graph: Graph, node: Node) -> LoopPlan | LoopRefusal:
         """A plan for a while that beats XLA's loop, or why there is none.  graph: where the while stands."""
+        if self.leave(node.name):
+            return LoopRefusal(node.name, "a directive leaves it to XLA")
         key = loop_key(graph, node)
         found = self._plans.get(key)
         if found is None:

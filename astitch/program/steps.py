@@ -84,6 +84,11 @@ class CudaKernel:
         """Do blocks wait for each other?"""
         return self.global_barriers > 0 or self.barrier_words > 0
 
+    @property
+    def launch(self) -> str:
+        """How it is launched, in words."""
+        return f"{self.grid} blocks of {self.block} threads, {self.shared_bytes} B of shared memory"
+
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:

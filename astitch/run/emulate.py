@@ -39,6 +39,7 @@ from astitch.system.kept_libraries import (
     run_compiler,
 )
 from astitch.system.private_files import ADVICE, PrivateFolder
+from astitch.toolchain.override import replace_source, tell_refused
 
 HEADERS = Path(__file__).parents[1] / "cuda"
 
@@ -205,8 +206,19 @@ class HostModule:
 def compile_host(source: str, *, check: bool = False) -> HostModule:
     """Compiles kernel text for this machine, or takes it from the cache on disk, and loads it.
 
+    A hand-edited text comes in its place, if g++ takes it.
     Raises KernelCompileError: no g++, or the text as g++ sees it is wrong.
     """
+    edited = replace_source(source)
+    if edited is not source:
+        try:
+            return _compile_host(edited, check)
+        except KernelCompileError as error:
+            tell_refused(source, error)
+    return _compile_host(source, check)
+
+
+def _compile_host(source: str, check: bool) -> HostModule:
     with _modules_lock:
         module = _modules.get((source, check))
     if module is None:

@@ -18,12 +18,14 @@ MAX_OPS = 2400
 """More ops than this in one kernel: the CUDA compiler's time grows faster than the launches saved are worth."""
 
 
-def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
-    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel.
+def stitch_remotely(
+    scopes: Scopes, *, layouts_apart: bool = False, most: int | None = None
+) -> Scopes:
+    """Merge the scopes of each stage, in order, up to so many ops a kernel.
 
-    layouts_apart: but not those that lay out parameters for products.
+    most: None: MAX_OPS.  layouts_apart: but not those that lay out parameters for products.
     """
-    graph = scopes.graph
+    graph, most = scopes.graph, most or MAX_OPS
     order = {name: number for number, name in enumerate(graph.nodes)}
     bins: dict[int, list[list[Scope]]] = {}
     filled: dict[int, int] = {}  # ops of the last bin of each stage
@@ -34,7 +36,7 @@ def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
             alone.setdefault(scope.stage, []).append([scope])
             continue
         stage = bins.setdefault(scope.stage, [])
-        if stage and filled[scope.stage] + len(scope.members) <= MAX_OPS:
+        if stage and filled[scope.stage] + len(scope.members) <= most:
             stage[-1].append(scope)
             filled[scope.stage] += len(scope.members)
             continue
@@ -43,7 +45,8 @@ def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
                 Refusal(
                     stage[-1][0].members[0],
                     scope.members[0],
-                    f"remote stitching would make a kernel of more than {MAX_OPS} ops",
+                    f"remote stitching would make a kernel of more than {most} ops",
+                    f"at-most {2 * most}",
                 )
             )
         stage.append([scope])

@@ -55,7 +55,7 @@ def _cut(scopes: Scopes, scope: Scope, gpu: Gpu, even: int, most: int) -> Scopes
     parts = make_parts(graph, scope, cover)
     why = f"one kernel for all of {scope.name} would have more than {most} arrays"
     refusals = tuple(
-        Refusal(one.members[-1], other.members[0], why)
+        Refusal(one.members[-1], other.members[0], why, "without bound_arrays")
         for one, other in itertools.pairwise(parts.scopes)
     )
     return replace_scope(scopes, scope.name, replace(parts, refusals=refusals))

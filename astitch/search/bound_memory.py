@@ -210,6 +210,7 @@ def _refuse(parts: Scopes) -> tuple[Refusal, ...]:
             one.members[-1],
             other.members[0],
             f"one kernel for {one.name} and {other.name} would hold more in memory at once than XLA alone",
+            "without bound_memory",
         )
         for one, other in itertools.pairwise(parts.scopes)
     )

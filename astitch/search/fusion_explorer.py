@@ -576,7 +576,7 @@ def _refuse_neighbours(
                 continue
             reader = next(m for m in part.members if name in parts.graph[m].operands)
             reason = _why_apart(search, producer, place)
-            refusals[producer, place] = Refusal(name, reader, reason)
+            refusals[producer, place] = Refusal(name, reader, reason, f"keep {scope.name}")
     return tuple(refusals[key] for key in sorted(refusals))
 
 

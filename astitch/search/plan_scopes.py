@@ -20,7 +20,7 @@ from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, Planner
 from astitch.search.split_scopes import PlannedScopes, split_scopes
 from astitch.search.tune import tune_scopes
-from astitch.stitch_scope import Scopes
+from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
@@ -65,12 +65,14 @@ def plan_scopes(
     on_kernel: OnKernel = lambda plan, compiled: None,
     faults: FaultLog | None = None,
     most_bytes: float = math.inf,
+    whole: Callable[[Scope], bool] = lambda scope: False,
+    divided: Callable[[Scope], bool] = lambda scope: False,
 ) -> PlannedScopes:
     """A plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
     render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
     kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
-    faults: keeps the errors that leave a scope without a plan.  most_bytes: see split_scopes.
+    faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided: see split_scopes.
     """
     faults = faults or FaultLog()
     text_of = render or render_kernel
@@ -102,6 +104,8 @@ def plan_scopes(
             pool=pool,
             faults=faults,
             most_bytes=most_bytes,
+            whole=whole,
+            divided=divided,
         )
 
 

@@ -114,6 +114,7 @@ class Symptom(enum.Enum):
     FAR = "far from the speed of light"
     XLA = "slower than XLA's fusions"
     MEMORY = "memory"
+    ASKED = "a directive"
 
 
 _BY_LENGTH = frozenset({Symptom.NO_PLAN, Symptom.CODE_SIZE, Symptom.SPILL})
@@ -142,6 +143,11 @@ class Split:
     whole_us: float
     parts: tuple[str, ...]
     parts_us: float
+
+    @property
+    def undo(self) -> str:
+        """The directive that has it decided the other way."""
+        return f"keep {self.scope}" if self.parts else f"split {self.scope}"
 
     def __str__(self) -> str:
         what = f"split into {', '.join(self.parts)}" if self.parts else "kept whole"
@@ -248,7 +254,10 @@ class _Splitter:
         finalize: Finalize | None,
         pool: CompilePool,
         faults: FaultLog,
+        whole: Callable[[Scope], bool],
+        divided: Callable[[Scope], bool],
     ) -> None:
+        self.stays_whole, self.is_divided = whole, divided
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
         self.finalize, self.pool, self.faults = finalize, pool, faults
@@ -392,7 +401,9 @@ class _Splitter:
 
     def add_plans(self, scope: Scope, rounds: int) -> None:
         """What `add` does where no fault stops it."""
-        if rounds and (self.split_unplanned(scope, rounds) or self.split_as_known(scope, rounds)):
+        whole_asked = rounds > 0 and self.stays_whole(scope)
+        known = rounds and not whole_asked
+        if known and (self.split_unplanned(scope, rounds) or self.split_as_known(scope, rounds)):
             return
         try:
             plan = self.make_plan(self.scopes.graph, scope)
@@ -403,7 +414,7 @@ class _Splitter:
             return
         if plan is None:
             return
-        if rounds:
+        if rounds and not whole_asked:
             whole = plan
             split = self.faults.attempt(
                 lambda: self.split_plan(whole, rounds),
@@ -422,6 +433,8 @@ class _Splitter:
         projection = self.judge(plan)
         structure = structure_of(plan.arrangement.graph, plan.scope)
         found = self.find_reason(plan, structure, projection)
+        if self.is_divided(plan.scope):
+            found = Reason(Symptom.ASKED, "it asks for parts")
         return found is not None and self.split(plan.scope, found, projection.time_us, rounds, plan)
 
     def begin_to_finalize(self, plan: Plan) -> None:
@@ -485,7 +498,8 @@ class _Splitter:
         """Replaces a scope by its parts, if they are faster.  whole: the plan that it keeps otherwise."""
         graph = self.scopes.graph
         best = self.find_best(graph, scope, structure_of(graph, scope), reason, whole_us, whole)
-        if best.is_worth:
+        asked = reason.symptom is Symptom.ASKED and best.parts_us < math.inf
+        if best.is_worth or asked:
             self.take(scope, reason, whole_us, self.divide(graph, scope, best), rounds)
             return True
         if reason.symptom is not Symptom.XLA or best.parts_us < whole_us:
@@ -540,8 +554,9 @@ class _Splitter:
 
     def save_memory(self, most_bytes: float) -> None:
         """Splits kernels whose scratch takes the program's peak above so many bytes, where parts take about as long."""
-        tried: set[str] = set()
-        while len(tried) < MOST_SAVED:
+        kept = {plan.scope.name for plan in self.plans if self.stays_whole(plan.scope)}
+        tried = set(kept)
+        while len(tried) < MOST_SAVED + len(kept):
             use, plan = self.find_heaviest(most_bytes, tried)
             if plan is None:
                 return
@@ -684,6 +699,8 @@ def split_scopes(
     pool: CompilePool | None = None,
     faults: FaultLog | None = None,
     most_bytes: float = math.inf,
+    whole: Callable[[Scope], bool] = lambda scope: False,
+    divided: Callable[[Scope], bool] = lambda scope: False,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
@@ -693,6 +710,7 @@ def split_scopes(
     most_bytes: that the program may take beside its arguments, as far as that is a matter of its kernels' scratch.
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
+    whole: is a stitch op to stay whole?  divided: is it to be split, whatever that costs?
     """
     splitter = _Splitter(
         scopes,
@@ -704,6 +722,8 @@ def split_scopes(
         finalize,
         pool or CompilePool(0),
         faults or FaultLog(),
+        whole,
+        divided,
     )
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.faults import Fault
-from astitch.graph.ir import Graph
+from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.program.steps import Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
-from astitch.show.explain import compile_resources, explain, show_faults
+from astitch.show.explain import compile_resources, explain, name_of, show_directives, show_faults, show_loops
 from astitch.show.share import Share, measure_share
 from astitch.stitch_scope import Scopes
 from astitch.system.forks import cached_property
@@ -29,7 +30,7 @@ class Compilation:
     left: stitch ops that XLA computes in place of a kernel, by name, each with the reason.
     refused: kernels that were planned and are left to XLA, likewise.  loop_us: of each loop that is one kernel, as
     projected.
-    faults: the errors inside astitch, see faults.py.
+    faults: the errors inside astitch, see faults.py.  directives: what came of each, a line for each.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -46,11 +47,26 @@ class Compilation:
     faults: tuple[Fault, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     loop_us: tuple[float, ...] = ()
+    directives: tuple[str, ...] = ()
 
     @cached_property
     def share(self) -> Share:
         """How much of the memory-intensive time is stitched, and what is left, as projected."""
         return measure_share(self)
+
+    def list_parts(self) -> dict[str, list[Any]]:
+        """Its kernels, each with an op that it computes, and what else can be left to XLA: for events."""
+        ops = [[plan.scope.name, name_of(plan)] for plan in self.plans]
+        others = []
+        if any(isinstance(node.attrs, AttentionAttrs) for node in self.scopes.graph):
+            others.append("attention")
+        if self.loop_us:
+            others.append("loops")
+        for body in self.bodies:
+            inner = body.compilation.list_parts()
+            ops += inner["stitch_ops"]
+            others += [other for other in inner["others"] if other not in others]
+        return {"stitch_ops": ops, "others": others}
 
     def explain(self) -> str:
         """How much is stitched; kernels, schemes, barriers and everything that was refused, for people; the bodies of
@@ -62,8 +78,8 @@ class Compilation:
         whole = explain(
             self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
         )
-        loops = ["\n".join(["loops:", *(f"  {note}" for note in self.loops)])] if self.loops else []
-        parts = [whole, *loops, *show_faults(self.faults)]
+        loops = ["\n".join(["loops:", *show_loops(self.loops)])] if self.loops else []
+        parts = [whole, *loops, *show_directives(self.directives), *show_faults(self.faults)]
         return "\n\n".join([*parts, *(body.explain() for body in self.bodies)])
 
     def resources(self) -> dict[str, Resources] | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.cost.speed_of_light import measure_work
 from astitch.device.gpu import Gpu
+from astitch.device.schedule import DEFAULT
 from astitch.faults import Fault
 from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import ConvolutionAttrs, Graph
+from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
@@ -148,7 +150,8 @@ def show_outside(program: Program) -> list[str]:
     lines = [f"XLA fallbacks: {len(fallbacks(program))}"]
     for step in fallbacks(program):
         lines.append(f"  {step.name}: {len(step.ops)} ops")
-        lines += [f"    {op}" for op in step.ops]
+        for op in step.ops:
+            lines += [f"    {op}", *_undo(f"keep %{op.name}" if op.product else "", "      ")]
     return lines
 
 
@@ -179,6 +182,39 @@ def show_faults(faults: Sequence[Fault]) -> list[str]:
     return ["\n".join([*lines, *(f"  {fault}" for fault in faults)])]
 
 
+def _show_attention(graph: Graph) -> list[str]:
+    """The calls of attention, and how each is undone."""
+    lines = []
+    for node in graph:
+        if isinstance(node.attrs, AttentionAttrs):
+            who = "our own kernels" if node.attrs.tiles else "cuDNN"
+            lines += ["", f"attention: %{node.name}, by {who}"]
+            if node.op == "attention":
+                lines += _undo(f"leave-attention %{node.name}", "  ")
+    return lines
+
+
+def show_directives(outcomes: Sequence[str]) -> list[str]:
+    """What came of each directive; nothing where there were none."""
+    if not outcomes:
+        return []
+    return ["\n".join([f"directives: {len(outcomes)}", *(f"  {line}" for line in outcomes)])]
+
+
+def _undo(line: str, margin: str = "    ") -> list[str]:
+    """How a decision is reversed: the directive, if there is one."""
+    return [f"{margin}to reverse it: {line}"] if line else []
+
+
+def show_loops(notes: Sequence[str]) -> list[str]:
+    """Notes on loops; under those that are one kernel, how that is reversed."""
+    lines = []
+    for note in notes:
+        taken = re.match(r"loop_\d+ = %([^\s:]+)", note)
+        lines += [f"  {note}", *_undo(f"leave-loops %{taken[1]}" if taken else "")]
+    return lines
+
+
 def show_strategies(plan: Plan) -> list[str]:
     """The strategy by which each task loop got its threads, and why those before it in the list do not apply."""
     lines = ["  thread mapping:"]
@@ -194,6 +230,11 @@ def _join_reasons(not_taken: Sequence[NotTaken]) -> list[str]:
     for refused in not_taken:
         by_reason.setdefault(refused.why, []).append(refused.strategy)
     return [f"{', '.join(strategies)}: {why}" for why, strategies in by_reason.items()]
+
+
+def name_of(plan: Plan) -> str:
+    """The op by which directives name a kernel: its last result, which hardly another kernel computes."""
+    return plan.scope.outputs[-1] if plan.scope.outputs else plan.scope.members[-1]
 
 
 def explain(
@@ -219,17 +260,24 @@ def explain(
         work = measure_work(plan.arrangement.graph, plan.scope.members)
         lines += ["", str(plan), *show_strategies(plan)]
         lines.append(f"  speed of light: {work.bound_us(gpu):.2f} us: {work}")
+        lines += _undo(f"leave %{name_of(plan)}", "  ")
+        number = 0 if plan.schedule != DEFAULT else 1
+        lines.append(f"  to take another plan: plan %{name_of(plan)} {number}")
+    lines += _show_attention(scopes.graph)
     if alive := show_memory(scopes, plans):
         lines += ["", *alive]
     if splits:
         lines += ["", f"kernels with a symptom: {len(splits)}"]
-        lines += [f"  {split}" for split in splits]
+        for split in splits:
+            lines += [f"  {split}", *_undo(split.undo)]
     if scopes.recomputed:
         lines += ["", f"computed again: by {len(scopes.recomputed)} stages"]
         lines += [f"  {note}" for note in scopes.recomputed]
+        lines += _undo("without recompute", "  ")
     if scopes.refusals:
         lines += ["", f"refusals: {len(scopes.refusals)}"]
-        lines += [f"  {refusal}" for refusal in scopes.refusals]
+        for refusal in scopes.refusals:
+            lines += [f"  {refusal}", *_undo(refusal.undo)]
     if program.notes:
         lines += ["", f"left to XLA: {len(program.notes)}"]
         lines += [f"  {note}" for note in program.notes]

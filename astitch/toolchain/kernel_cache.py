@@ -18,11 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from astitch import options
+from astitch.errors import KernelCompileError
 from astitch.system.forks import ForkLock
 from astitch.system.private_files import ADVICE, PrivateFolder, seal, unseal
 from astitch.toolchain import nvrtc
 from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
+from astitch.toolchain.override import replace_source, tell_refused
 
 FORM = "astitch kernel 3"
 SUFFIX = ".kernel"
@@ -196,8 +198,19 @@ def compile_cached(request: Request, *, cache: KernelCache | None = None) -> Com
     """What nvrtc.compile_request gives for `request`, from the cache where it is there.
 
     The cubin and the PTX are those of all texts of one form: `symbols` has the names of the kernels in them.
+    A hand-edited text (override.py) comes in the place of the request's, if the compiler takes it.
     cache: the one at cache_folder() when not given.  Raises KernelCompileError.
     """
+    edited = replace_source(request.source)
+    if edited is not request.source:
+        try:
+            return _compile_cached(replace(request, source=edited), cache)
+        except KernelCompileError as error:
+            tell_refused(request.source, error)
+    return _compile_cached(request, cache)
+
+
+def _compile_cached(request: Request, cache: KernelCache | None) -> CompiledKernel:
     cache = cache or _cache_at(cache_folder())
     shared = share_text(request.source)
     key = key_of(request, nvrtc.choose_nvrtc(request.arch).nvrtc.version)

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from astitch import options
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.gpu import Gpu
+from astitch.directives import Directives, read_directives, warn_of_unfollowed
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import AttentionAttrs, Graph
@@ -65,6 +65,7 @@ def compile_for_xla(
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
     time_alone: TimeAlone | None = None,
+    directives: Directives | None = None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
@@ -77,13 +78,13 @@ def compile_for_xla(
     soon as they are compiled, and all of them in the end.  It also gets some that XLA will not load.
     time_alone: times parts of the program on its device.  Kernels far from the speed of light are compared with XLA's
     version of their ops, and left to it where that is faster.  None: there is no such device.
+    directives: what the owner of the program decides; None: as ASTITCH_STITCHES says.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
     it is raised.
     Raises AstitchError.
     """
-    wanted = options.loops()
-    if simplified and wanted is options.Loops.KERNELS:
-        wanted = options.Loops.BODIES
+    told = (read_directives() if directives is None else directives).of(graph.name)
+    with_loops = not told.leaves_all_loops
     faults = FaultLog(strict or None)
     job = _Job(
         graph,
@@ -94,24 +95,30 @@ def compile_for_xla(
         code,
         hand_out,
         faults,
-        None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
+        None
+        if not with_loops
+        else LoopPlanner(gpu, faults, lambda name: told.covers("leave-loops", [name])),
         simplified,
         attention,
         time_alone,
+        told,
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
-    left = _find_moves(job, compilation)
+    left = job.without_kept(compilation, _find_moves(job, compilation))
     slices = _find_slices(compilation, faults, loop=False)
     kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults, slices)
     kernels = job.leave_outrun(compilation, kernels)
     job.hand_out_prepared(kernels.values())
     compilation = note_slices(note_refusals(compilation, kernels), kernels)
-    if wanted is options.Loops.BODIES:
-        compilation = stitch_bodies(compilation, tune=tune, attention=attention, faults=faults)
+    if with_loops and (simplified or told.stitches_bodies):
+        compilation = stitch_bodies(
+            compilation, tune=tune, attention=attention, faults=faults, directives=told
+        )
     compilation, regions = export_bodies(compilation, partial(_prepare_body, job))
     compilation, loops = _take_loops(job, compilation)
-    compilation = replace(compilation, faults=faults.found)
+    compilation = replace(compilation, faults=faults.found, directives=told.list_outcomes())
+    warn_of_unfollowed(graph.name, compilation.directives)
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
@@ -120,7 +127,7 @@ class _Job:
     """What the stages of one compilation share; see compile_for_xla.
 
     donated: for each parameter.  planner: of the loops; None where XLA runs them all.  timed: what came of the kernels
-    that were compared with XLA's.
+    that were compared with XLA's.  directives: those that hold for the program.
     """
 
     graph: Graph
@@ -135,6 +142,7 @@ class _Job:
     simplified: bool
     attention: bool
     time_alone: TimeAlone | None
+    directives: Directives
     timed: dict[Structure, str] = field(default_factory=dict)
 
     def leave_outrun(self, compilation: Compilation, kernels: Kernels) -> Kernels:
@@ -150,10 +158,21 @@ class _Job:
             subject=compilation.program.name,
             cost="no kernel is compared with XLA's",
         )
+        outrun = self.without_kept(compilation, outrun)
         return {
-            name: KernelRefusal(name, outrun[name]) if name in outrun else kernel
+            name: KernelRefusal(name, outrun[name], f"keep {name}") if name in outrun else kernel
             for name, kernel in kernels.items()
         }
+
+    def without_kept(self, compilation: Compilation, left: Mapping[str, str]) -> dict[str, str]:
+        """The kernels that are left to XLA, with the reasons, without those that a directive keeps."""
+        kept = {
+            plan.kernel.name
+            for plan in compilation.plans
+            if plan.kernel.name in left
+            and self.directives.names("keep", plan.scope.members, plan.scope.name)
+        }
+        return {name: reason for name, reason in left.items() if name not in kept}
 
     def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
         if self.code is Code.PTX:
@@ -182,6 +201,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
         loops=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
+        directives=job.directives,
         after={"leave": begin, "stitch_remotely": on_scopes},
     )
     try:
@@ -241,7 +261,7 @@ def _prepare_body(job: _Job, body: Compilation, loop: bool) -> Kernels:
     """The kernels of a body.  loop: is it a loop's?"""
     in_place = find_carried_in_place(body) if loop else {}
     slices = _find_slices(body, job.faults, loop=True) if loop else {}
-    left = find_unworthy(body, slices)
+    left = job.without_kept(body, find_unworthy(body, slices))
     kernels = prepare_kernels(body, body.gpu, in_place, left, job.code, job.faults, slices)
     return job.leave_outrun(body, kernels)
 

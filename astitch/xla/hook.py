@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch.device.gpu import Gpu
+from astitch.directives import read_directives
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
@@ -34,6 +35,7 @@ from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
 NOTHING = "nothing in it is worth a kernel"
+LEFT_BY_DIRECTIVES = "directives leave nothing in it to be stitched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +118,19 @@ def stitch_module(
     code: Code = Code.PTX,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
     time_alone: TimeAlone | None = None,
+    stitch: str = "",
 ) -> Stitching:
     """The module with kernels, for a device.
 
     module: an HloModuleProto of XLA's, simplified and not yet scheduled.  only_marked: leave as it is what no function
-    of astitch.jit holds (see marks.py).  The other arguments: see compile_for_xla.
+    of astitch.jit holds (see marks.py).  stitch: directives, after those of ASTITCH_STITCHES.
+    The other arguments: see compile_for_xla.
     Raises AstitchError for what astitch does not read.
     """
     _refuse_forms(module)
     kept = dict.fromkeys(find_unmarked(module), NOT_ASKED) if only_marked else {}
     graph = import_from_compiler(module, kept)
+    told = read_directives(stitch).of(decode(module.name))
     gpu = leave_room(gpu, graph)
     compilation, written = compile_for_xla(
         graph,
@@ -138,11 +143,12 @@ def stitch_module(
         attention=attention,
         hand_out=hand_out,
         time_alone=time_alone,
+        directives=told,
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
     if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, ())):
-        return Stitching(compilation, None, reason=NOTHING)
+        return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     faults = FaultLog(strict or None)
     faults.attempt(
         lambda: tell_latencies(new, gpu),

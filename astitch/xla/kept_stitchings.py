@@ -14,6 +14,7 @@ from typing import Any
 
 from astitch import options
 from astitch.device.gpu import Gpu
+from astitch.directives import fingerprint as fingerprint_directives
 from astitch.show.compilation import Compilation
 from astitch.toolchain import nvrtc
 from astitch.xla.agreement import digest_module
@@ -55,6 +56,7 @@ def key_of(
     tune: bool,
     timed: bool,
     attention: bool,
+    stitch: str = "",
 ) -> str | None:
     """Hash of all that decides what is made; None where something else does.
 
@@ -62,12 +64,18 @@ def key_of(
     A call of the host's functions holds addresses of this process.  What is printed or dumped, and measured plans, want
     a compilation.
     """
-    if options.debug_level() or options.dump_dir() is not None or tune or _calls_host(module):
+    if options.shows() or tune or _calls_host(module):
         return None
     import jax
 
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
-    switches = only_marked, strict, timed, attention, options.loops().name, options.deterministic()
+    switches = (
+        only_marked,
+        strict,
+        timed,
+        attention,
+        fingerprint_directives(stitch),
+    )
     parts = FORM, digest_module(module), fingerprint(), astuple(gpu), switches
     return hashlib.sha256(repr((*parts, jax.__version__, compiler)).encode()).hexdigest()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from astitch import options
 from astitch.device.gpu import Gpu
+from astitch.directives import fingerprint as fingerprint_directives
 from astitch.graph.ir import Graph
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
@@ -29,21 +30,28 @@ LONGEST_WAIT_S = 300.0
 
 
 def key_of(
-    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool | float, code: str
+    hlo: bytes,
+    graph: Graph,
+    donated: Sequence[bool],
+    gpu: Gpu,
+    *,
+    strict: bool | float,
+    code: str,
+    stitch: str = "",
 ) -> str | None:
     """Hash of all that decides the program; None where something else does.
 
     hlo, graph: the module and the same as a graph.  donated: which of its parameters.  code: as what the program holds
-    its kernels.  A custom call may hold addresses of this process.  What is printed or dumped, and what is measured,
-    wants a compilation.
+    its kernels.  stitch: directives.  A custom call may hold addresses of this process.
+    What is printed or dumped, and what is measured, wants a compilation.
     """
-    shown = options.debug_level() or options.dump_dir() is not None
-    if shown or options.tune() or _calls_out(graph):
+    told = fingerprint_directives(stitch)
+    if options.shows() or _calls_out(graph):
         return None
     import jax
 
     parts: list[bytes] = [_what_is_read(hlo), fingerprint()]
-    switches = (tuple(donated), strict, code, options.loops().name, options.deterministic())
+    switches = (tuple(donated), strict, code, told)
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
     versions = (jax.__version__, compiler)
     parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]

@@ -39,6 +39,7 @@ from astitch.toolchain.nvrtc import (
     compile_each_cuda,
     show_version,
 )
+from astitch.toolchain.override import offer
 from astitch.xla.memory_reuse import find_plan_in_place
 from astitch.xla.slices import SliceWrite
 from astitch.xla.stitch_loops import name_loop
@@ -112,13 +113,18 @@ class XlaKernel:
 
 @dataclass(frozen=True, slots=True)
 class KernelRefusal:
-    """A kernel that XLA cannot launch, and why; XLA computes its ops by itself."""
+    """A kernel that XLA cannot launch or does as well, and why; XLA computes its ops by itself.
+
+    undo: the directive that has it launched after all; empty: there is none.
+    """
 
     name: str
     reason: str
+    undo: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} is left to XLA: {self.reason}"
+        undo = f"\n    to reverse it: {self.undo}" if self.undo else ""
+        return f"{self.name} is left to XLA: {self.reason}{undo}"
 
 
 def emit_for_xla(
@@ -179,7 +185,7 @@ def prepare_kernels(
         count = len(step.arguments) + step.kernel.cooperative
         count += sum(1 + len(cut.starts) for cut in cuts)
         if name in left:
-            prepared[name] = KernelRefusal(name, left[name])
+            prepared[name] = KernelRefusal(name, left[name], f"keep {name}")
         elif count > MAX_POINTERS:
             prepared[name] = KernelRefusal(name, f"{count} arrays, XLA passes {MAX_POINTERS}")
         else:
@@ -187,12 +193,12 @@ def prepare_kernels(
             pairs = tuple(p for p in in_place.get(name, ()) if p.written not in inside)
             emit = partial(emit_for_xla, planned[name], pairs, cuts)
             wanted.append(_Wanted(step.kernel, emit, pairs, cuts))
-    prepared |= _compile_wanted(wanted, gpu, code, faults or FaultLog())
+    prepared |= _compile_wanted(wanted, gpu, code, faults or FaultLog(), compilation.program.name)
     return {step.kernel.name: prepared[step.kernel.name] for step in steps}
 
 
 def _compile_wanted(
-    wanted: Sequence[_Wanted], gpu: Gpu, code: Code, faults: FaultLog
+    wanted: Sequence[_Wanted], gpu: Gpu, code: Code, faults: FaultLog, program: str = "loops"
 ) -> dict[str, XlaKernel | KernelRefusal]:
     """The kernels in the form that XLA launches, by name.  Raises CompilerMissing."""
     prepared: dict[str, XlaKernel | KernelRefusal] = {}
@@ -202,6 +208,8 @@ def _compile_wanted(
             emitted.append((one, one.emit()))
         except Exception as error:
             prepared[one.kernel.name] = _refuse_kernel(one.kernel.name, error, faults)
+    for one, text in emitted:
+        offer(program, one.kernel.name, text, one.kernel.launch)
     requests = [Request(text, gpu.arch) for _, text in emitted]
     compiled = compile_each_cuda(requests, compile_one=compile_cached)
     for (one, _), result in zip(emitted, compiled, strict=True):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from astitch.compile import compile_graph
+from astitch.directives import NOTHING, Directives
 from astitch.faults import FaultLog, is_fault
 from astitch.graph.collectives import communicates
 from astitch.graph.dimensions import array_of
@@ -43,9 +44,10 @@ def stitch_bodies(
     tune: bool = False,
     attention: bool = False,
     faults: FaultLog | None = None,
+    directives: Directives = NOTHING,
 ) -> Compilation:
     """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
-    attention: see Target.  faults: keeps the errors that leave a region to XLA."""
+    attention, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
     faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
@@ -68,6 +70,7 @@ def stitch_bodies(
                         region=rules,
                         updates=find_state_updates,
                         attention=attention,
+                        directives=directives,
                     )
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
                 except Exception as error:
@@ -77,7 +80,14 @@ def stitch_bodies(
                         where = f"a region of %{node.name}"
                         faults.note(error, stage="compile", subject=where, cost="XLA computes it")
                     continue
-                inner = stitch_bodies(inner, name, tune=tune, attention=attention, faults=faults)
+                inner = stitch_bodies(
+                    inner,
+                    name,
+                    tune=tune,
+                    attention=attention,
+                    faults=faults,
+                    directives=directives,
+                )
                 bodies[region] = Body(node.name, node.op, region, inner, {node.name: times})
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from astitch import options
 from astitch.compile import pause_collector
 from astitch.device.gpu import Gpu
+from astitch.directives import read_directives
 from astitch.events import note_compile
 from astitch.faults import leave_whole, report_faults
+from astitch.hlo.schema import name_of_module
 from astitch.hlo.stablehlo import hlo_of, to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import default_gpu
@@ -49,7 +50,7 @@ class Stitched:
     """A function traced for one signature, compiled by astitch once XLA wants its module.
 
     lowered: the function lowered by JAX for CUDA.  jaxpr: the same as JAX computes it elsewhere.  donated: which of its
-    parameters.  gpu: the device that kernels are planned for.  tune, strict: as for compile_hlo.
+    parameters.  gpu: the device that kernels are planned for.  tune, strict, stitch: as for compile_hlo.
     hlo: the serialized HloModuleProto.  graph: the same as astitch reads it; raises AstitchError for what it cannot.
     """
 
@@ -61,10 +62,11 @@ class Stitched:
         gpu: Gpu,
         tune: bool | None,
         strict: bool | float,
+        stitch: str = "",
     ) -> None:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
         self.donated = tuple(donated)
-        self._tune, self._strict = tune, strict
+        self._tune, self._strict, self._stitch = tune, strict, stitch
         self._lock = ForkLock()
         self._made: tuple[Compilation, bytes] | None = None
         self._kept: bytes | None = None
@@ -86,7 +88,7 @@ class Stitched:
         """The program with its kernels, as StableHLO: what an earlier process made of it, where there is that.  Raises
         AstitchError."""
         key = None
-        if not (options.tune() if self._tune is None else self._tune):
+        if not self._tune:
             key = module_key(
                 self.hlo,
                 self.graph,
@@ -94,6 +96,7 @@ class Stitched:
                 self.gpu,
                 strict=self._strict,
                 code=self._code.name,
+                stitch=self._stitch,
             )
         if key is None:
             return self._make()[1]
@@ -102,7 +105,8 @@ class Stitched:
                 self._kept = open_cache().load(key)
             found = self._made is None and self._kept is not None
         if found:
-            note_compile(self.graph.name, outcome="kept", kernels=0, seconds=0.0, engine="xla")
+            name = name_of_module(self.hlo)
+            note_compile(name, outcome="kept", kernels=0, seconds=0.0, engine="xla")
         if self._kept is None:
             with open_cache().turn(key, LONGEST_WAIT_S):
                 kept = self._kept or open_cache().load(key)
@@ -117,8 +121,9 @@ class Stitched:
     def _make(self) -> tuple[Compilation, bytes]:
         with self._lock:
             if self._made is None:
-                tune = bool(options.tune()) if self._tune is None else self._tune
+                tune = bool(self._tune)
                 start = time.perf_counter()
+                name = name_of_module(self.hlo)
                 # While plans are measured nothing else may run on the GPU.
                 device = None if tune else default_gpu()
                 with (
@@ -134,6 +139,7 @@ class Stitched:
                         code=self._code,
                         on_scopes=begin_to_tune,
                         hand_out=assemble,
+                        directives=read_directives(self._stitch, name).of(name),
                     )
                     trace_compilation(self.hlo, compilation)
                     refuse_less(compilation, least_share(self._strict))
@@ -147,12 +153,13 @@ class Stitched:
                     )
                     warn_of_little(self.graph.name, compilation)
                     note_compile(
-                        self.graph.name,
+                        name,
                         outcome="stitched" if compilation.program.kernels else "left",
                         kernels=len(compilation.program.kernels),
                         seconds=time.perf_counter() - start,
                         engine="xla",
                         share=compilation.share.headline,
+                        **compilation.list_parts(),
                     )
         return self._made
 

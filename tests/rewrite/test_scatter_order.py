@@ -15,6 +15,7 @@ from jax import lax
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.directives import parse
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph, ScatterAttrs
 from astitch.graph.reference import run_graph
@@ -338,13 +339,11 @@ def test_kernels_compute_it_the_same_in_each_run() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_inside_xla_it_is_so_unless_told_otherwise(
-    ordered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "" if ordered else "0")
+def test_inside_xla_it_is_so_unless_told_otherwise(ordered: bool) -> None:
     table, words = np.zeros((300, 24), np.float32), np.zeros((4, 200), np.int32)
     graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
-    _, module = compile_for_xla(graph, H100)
+    told = parse("" if ordered else "in-any-order", "")
+    _, module = compile_for_xla(graph, H100, directives=told)
     assert [a.unique_indices for a in scatters(import_hlo(module))] == [False] * (not ordered)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
+from astitch.directives import parse
 from astitch.graph.check import check_graph
 from astitch.graph.ir import DotAttrs, Graph, TransposeAttrs
 from astitch.graph.reference import run_graph
@@ -141,9 +142,8 @@ def test_what_takes_longer_to_compute_than_to_move_stays() -> None:
         assert any(node.op == "dot" for node in written) is not small
 
 
-def test_loop_bodies_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_bodies_keep_theirs() -> None:
     """XLA adds the product to what the loop carries."""
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
 
     def turn(state: Any, x: jax.Array) -> Any:
         total, h = state
@@ -153,7 +153,9 @@ def test_loop_bodies_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
         return jax.lax.scan(turn, (total, xs[0]), xs)[0][0]
 
     arguments = normal(512, 512), normal(50, 3, 512)
-    compilation, _ = compile_for_xla(graph_of(accumulate, *arguments), H100)
+    compilation, _ = compile_for_xla(
+        graph_of(accumulate, *arguments), H100, directives=parse("stitch-bodies", "")
+    )
     (body,) = compilation.bodies
     assert [node.op for node in body.compilation.graph].count("dot") == 1
 

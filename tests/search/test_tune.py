@@ -98,14 +98,9 @@ def test_a_damaged_entry_is_measured_anew(monkeypatch, tmp_path, damage):
     assert len(asked) == 2 * first
 
 
-def test_the_environment_asks_for_it_too(monkeypatch):
+def test_nobody_asks_for_it(monkeypatch):
     asked = measure_as(monkeypatch, lambda s: 1.0)
-    monkeypatch.setenv("ASTITCH_TUNE", "1")
     compile_hlo(SOFTMAX, gpu="h100")
-    assert asked
-    asked.clear()
-    monkeypatch.setenv("ASTITCH_CACHE_DIR", "")
-    compile_hlo(SOFTMAX, gpu="h100", tune=False)
     assert not asked
 
 

@@ -95,7 +95,9 @@ def test_what_is_explained_is_compiled_again(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 2
 
 
-def test_keys_differ_by_what_decides_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_differ_by_what_decides_a_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     content = read_module(lower(soften, X)).content
     other = read_module(lower(soften, X[:2])).content
     host, h100 = preset("host"), preset("h100")
@@ -105,7 +107,8 @@ def test_keys_differ_by_what_decides_a_program(monkeypatch: pytest.MonkeyPatch) 
         kept_programs.key_of(content, h100, strict=False),
         kept_programs.key_of(other, host, strict=False),
     ]
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    (tmp_path / "stitches").write_text("leave-loops")
+    monkeypatch.setenv("ASTITCH_STITCHES", str(tmp_path / "stitches"))
     keys.append(kept_programs.key_of(content, host, strict=False))
     for package in ("jax", "jaxlib.version"):
         monkeypatch.setattr(f"{package}.__version__", "another")

@@ -83,7 +83,7 @@ def test_a_compile_is_an_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     astitch.jit(normalise)(np.ones((8, 16), np.float32))
     (event,) = map(json.loads, log.read_text().splitlines())
     assert event["event"] == "compile"
-    assert event["program"] == "normalise"
+    assert event["program"] == "jit_normalise"
     assert (event["outcome"], event["kernels"], event["engine"]) == ("stitched", 1, "host")
     assert set(event) >= {"time", "host", "pid", "seconds"}
 

@@ -23,7 +23,6 @@ def test_defaults() -> None:
     assert options.debug_level() == 0
     assert options.dump_dir() is None
     assert options.engine() is None
-    assert options.loops() is options.Loops.KERNELS
     assert options.cache_dir() == Path.home() / ".cache" / "astitch"
 
 
@@ -36,31 +35,6 @@ def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert options.engine() == "host"
     assert options.cache_dir() == tmp_path
     assert options.dump_dir() is None
-
-
-@pytest.mark.parametrize(("value", "name"), [("0", "NONE"), ("1", "BODIES"), ("", "KERNELS")])
-def test_loops_are_stitched_where_asked_for(
-    value: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)
-    assert options.loops() is options.Loops[name]
-
-
-def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "loops")
-    with pytest.raises(InvalidOption, match="ASTITCH_STITCH_LOOPS='loops' is not understood"):
-        options.loops()
-
-
-@pytest.mark.parametrize(("value", "asked"), [("", None), ("0", False), ("1", True)])
-def test_whether_scatters_are_ordered(
-    value: str, asked: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASTITCH_DETERMINISTIC", value)
-    assert options.deterministic() is asked
-    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "maybe")
-    with pytest.raises(InvalidOption, match="ASTITCH_DETERMINISTIC='maybe' is not understood"):
-        options.deterministic()
 
 
 @pytest.mark.parametrize("value", ["5", "-1", "two"])

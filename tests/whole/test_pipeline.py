@@ -71,6 +71,7 @@ def test_a_target_says_which_passes_are_run() -> None:
     }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {
+        "follow_directives",
         "restore_products",
         "restore_windows",
         "fuse_attention",

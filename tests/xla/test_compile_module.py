@@ -197,9 +197,8 @@ def test_a_carried_state_is_written_over() -> None:
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
-def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
-    stitched, text = lower_for_cuda(astitch.jit(lstm), *LSTM)
+def test_bodies_have_kernels_where_that_is_turned_on() -> None:
+    stitched, text = lower_for_cuda(astitch.jit(lstm, stitch="stitch-bodies"), *LSTM)
     (body,) = stitched.compilation.bodies
     assert (body.op, body.compilation.bodies) == ("while", ())
     assert "body_0_stitch_1" in text
@@ -207,7 +206,6 @@ def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyP
     assert "\nleft to XLA:" not in whole
     assert "\nleft to XLA: " in inside
     assert inside.count("\n  body_0_stitch_0 is left to XLA: it only moves elements") == 1
-    monkeypatch.delenv("ASTITCH_STITCH_LOOPS")
     stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *LSTM)
     assert stitched.compilation.bodies == ()
     assert "body_0_" not in text

@@ -362,6 +362,71 @@ def test_what_astitch_compiles_itself_is_left_alone(monkeypatch: pytest.MonkeyPa
         assert count(layer_norm) == 1
 
 
+# ---- directives --------------------------------------------------------------------------------------------------
+
+
+def test_directives_hold_for_whole_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with astitch.enabled(stitch="leave all"):
+        assert count(layer_norm) == 0
+    with astitch.enabled(stitch="[jit_layer*]\nleave all"):
+        assert count(layer_norm) == 0
+        assert count(lambda x: layer_norm(x, 1, 0), (64, 512)) == 1
+    file = tmp_path / "stitches"
+    file.write_text("at-most 4")
+    monkeypatch.setenv("ASTITCH_STITCHES", str(file))
+    with astitch.enabled():
+        assert count(layer_norm) > 1
+
+
+def test_each_line_of_an_explanation_is_followed() -> None:
+    with astitch.enabled():
+        count(layer_norm)
+    (entry,) = astitch.report().programs
+    lines = [
+        part.partition(": ")[2] for part in entry.explain().splitlines() if "to reverse it" in part
+    ]
+    assert lines
+    for line in lines:
+        with astitch.enabled(stitch=line):
+            count(layer_norm)
+        assert f"{line}: followed" in astitch.report().programs[-1].explain()
+
+
+def test_directives_of_a_function_travel_in_its_mark() -> None:
+    import jax
+
+    plain = astitch.jit(layer_norm)
+    cut = astitch.jit(layer_norm, stitch="at-most 4")
+    assert count(jax.jit(lambda *a: plain(*a))) == 1
+    assert count(jax.jit(lambda *a: cut(*a))) > 1
+
+
+def test_unknown_directives_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="astitch.enable: stitch=, line 1: 'fuse a' is no dir"):
+        astitch.enable(stitch="fuse a")
+
+
+def test_a_hand_edited_kernel_is_compiled_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from astitch.toolchain.override import OverrideWarning
+
+    monkeypatch.setenv("ASTITCH_OVERRIDE", str(tmp_path / "kernels"))
+    with astitch.enabled():
+        assert count(layer_norm) == 1
+    (file,) = (tmp_path / "kernels").glob("*.cu")
+    text = file.read_text()
+    assert "hlo_rsqrt(" in text
+    file.write_text(text.replace("hlo_rsqrt(", "hlo_sqrt("))
+    with (
+        pytest.warns(OverrideWarning, match="a hand-edited kernel runs"),
+        astitch.enabled(tune=False),
+    ):
+        assert count(layer_norm) == 1
+
+
 # ---- checks ------------------------------------------------------------------------------------------------------
 
 
@@ -414,14 +479,20 @@ def test_the_key_on_disk_tells_stitched_from_plain(monkeypatch: pytest.MonkeyPat
     enabling.install()
     plain = cache_key.custom_hook()
     keys = [plain]
-    for options in ({}, {"gpu": "a100"}, {"tune": True}, {"check": True}):
+    for options in (
+        {},
+        {"gpu": "a100"},
+        {"tune": True},
+        {"check": True},
+        {"stitch": "leave all"},
+        {"deterministic": True},
+    ):
         with astitch.enabled(**options):
             keys.append(cache_key.custom_hook())
     with astitch.enabled():
-        monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
+        monkeypatch.setenv("ASTITCH_OVERRIDE", "/kernels")
         keys.append(cache_key.custom_hook())
-    with astitch.enabled(check=True):
-        keys.append(cache_key.custom_hook())
+        monkeypatch.delenv("ASTITCH_OVERRIDE")
     assert len(set(keys)) == len(keys)
     with astitch.disabled():
         assert cache_key.custom_hook() == plain

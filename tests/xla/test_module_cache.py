@@ -41,9 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (
         "ASTITCH_DEBUG",
         "ASTITCH_DUMP",
-        "ASTITCH_TUNE",
-        "ASTITCH_STITCH_LOOPS",
-        "ASTITCH_DETERMINISTIC",
+        "ASTITCH_STITCHES",
+        "ASTITCH_OVERRIDE",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
@@ -86,7 +85,7 @@ def key(stitched: Stitched, **changed: Any) -> str | None:
     return key_of(stitched.hlo, stitched.graph, **known | changed)
 
 
-def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stitched = trace()
     keys = [
         key(stitched),
@@ -95,13 +94,13 @@ def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None
         key(stitched, gpu=dataclasses.replace(H100, sms=100)),
         key(stitched, strict=True),
         key(stitched, code="CUBIN"),
+        key(stitched, stitch="leave-loops"),
+        key(stitched, stitch="in-any-order"),
     ]
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    (tmp_path / "stitches").write_text("leave all")
+    monkeypatch.setenv("ASTITCH_STITCHES", str(tmp_path / "stitches"))
     keys.append(key(stitched))
-    monkeypatch.delenv("ASTITCH_STITCH_LOOPS")
-    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
-    keys.append(key(stitched))
-    monkeypatch.delenv("ASTITCH_DETERMINISTIC")
+    monkeypatch.delenv("ASTITCH_STITCHES")
     monkeypatch.setattr(module_cache, "fingerprint", lambda: b"another version")
     keys.append(key(stitched))
     monkeypatch.undo()
@@ -109,7 +108,7 @@ def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "name", [("ASTITCH_DEBUG", "1"), ("ASTITCH_DUMP", "shown"), ("ASTITCH_TUNE", "1")]
+    "name", [("ASTITCH_DEBUG", "1"), ("ASTITCH_DUMP", "shown"), ("ASTITCH_OVERRIDE", "shown")]
 )
 def test_what_is_shown_or_measured_is_compiled(
     name: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
