@@ -13,7 +13,14 @@ from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.program.steps import Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
-from astitch.show.explain import compile_resources, explain, name_of, show_directives, show_faults, show_loops
+from astitch.show.explain import (
+    compile_resources,
+    explain,
+    name_of,
+    show_directives,
+    show_faults,
+    show_loops,
+)
 from astitch.show.share import Share, measure_share
 from astitch.stitch_scope import Scopes
 from astitch.system.forks import cached_property

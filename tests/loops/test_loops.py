@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -807,6 +808,10 @@ def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         note.startswith("loop_0 = %while")
         and f"\nloops:\n  {note}" in stitched.compilation.explain()
     )
+    (undo,) = re.findall(r"to reverse it: (leave-loops .*)", stitched.compilation.explain())
+    left, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a), stitch=undo), *arguments)
+    assert "stablehlo.while" in text
+    assert left.compilation.directives == (f"{undo}: followed",)
     left = astitch.jit(lambda *a: lstm(*a), stitch="leave-loops")
     stitched, text = lower_for_cuda(left, *arguments)
     assert "stablehlo.while" in text and not stitched.compilation.loops
