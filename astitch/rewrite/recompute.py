@@ -288,6 +288,7 @@ class _Traffic:
                 self.read_by.setdefault(here, set()).add(operand)
                 self.readers.setdefault(stored_value(graph, operand), set()).add(here)
         self.full = sorted(self.find_full())
+        self.only = self.find_only()
 
     def list_kept(self) -> dict[int, int]:
         """The bytes that are kept for later stages, by the stages behind which they change."""
@@ -312,6 +313,20 @@ class _Traffic:
         if most < LEAST_PEAK:
             return set()
         return {number for number, size in kept.items() if size >= NEAR_PEAK * most}
+
+    def find_only(self) -> dict[str, int]:
+        """Of ops that one later stage alone needs, that stage.  It computes them in the place of their own."""
+        only: dict[str, int] = {}
+        results = set(self.graph.outputs)
+        for node in reversed(list(self.graph)):
+            name, here = node.name, self.stage[node.name]
+            if name in results or not self.may_repeat(name):
+                continue
+            users = self.graph.users[name]
+            wanted = {only.get(u, self.stage[u]) if self.is_stitched(u) else here for u in users}
+            if len(wanted) == 1 and here not in wanted:
+                (only[name],) = wanted
+        return only
 
     def is_held(self, since: int) -> bool:
         """Does a value take memory that counts if it is kept for the stage at hand since another one?"""
@@ -355,7 +370,9 @@ class _Traffic:
         return moved * self.held_price if self.is_held(self.stage[base]) else moved
 
     def effort(self, node: Node) -> int:
-        """The same for computing it."""
+        """The same for computing it: nothing where no other stage does."""
+        if self.only.get(node.name) == self.here:
+            return 0
         row = OPS[node.op]
         flops = row.flops if row.kind is Kind.ELEMENTWISE else 0  # moving data costs none
         return flops * array_of(node).size // FLOPS_PER_BYTE

@@ -226,6 +226,30 @@ def test_what_is_dear_is_kept() -> None:
     assert not any(graph[name].op in ("xor", "shift-left") for name in again)
 
 
+@pytest.mark.parametrize("needed_twice", [False, True])
+def test_what_is_dear_moves_to_the_only_stage_that_needs_it(needed_twice: bool) -> None:
+    """It costs as much there, and is not stored.  What two stages need is."""
+
+    def bend(y: jax.Array) -> jax.Array:
+        for _ in range(12):
+            y = jnp.sin(jnp.exp(-y))
+        return y
+
+    def fn(x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array) -> Any:
+        kept = bend(row + column) > bend(row * column)  # a byte of two times four
+        y = jnp.where(kept, jnp.tanh(x @ w), 0.0)
+        return jnp.where(kept, jnp.sin(y @ w.T @ w), 0.0) if needed_twice else y
+
+    rows = 4 * ROWS
+    arguments = normal(rows, 64), normal(64, WIDTH), normal(WIDTH), normal(rows, 1)
+    before, after, scopes = compare_traffic(imported(fn, *arguments))
+    moved = {name for note in scopes.recomputed for name in note.names}
+    sines = {name for name in moved if scopes.graph[name].op == "sine"}
+    assert len(sines) == (0 if needed_twice else 24)
+    saved = 0 if needed_twice else 2 * rows * WIDTH
+    assert before - after == pytest.approx(saved, rel=0.01)
+
+
 @pytest.mark.parametrize(("rows", "kept"), [(64, False), (4096, True)])
 def test_lookups_in_a_small_table_are_done_again(rows: int, kept: bool) -> None:
     """In one that is hardly smaller than what is looked up, each lookup reads memory."""
