@@ -4,6 +4,7 @@
     astitch.jit          where jax.jit stands: one function
     astitch.compile_hlo  any HLO module, proto or text -> what was made of it
     astitch.profile      XLA and astitch side by side -> a Report
+    astitch.export_plans what was tuned here, for other machines: astitch.import_plans
     astitch.status       versions, settings and counters of this process; metrics() for Prometheus
 
 Importing it imports neither JAX nor CuPy: each comes in when it is first needed.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from astitch.compile import compile_hlo
     from astitch.events import metrics
     from astitch.profiling import profile
+    from astitch.search.travelling_plans import export_plans, import_plans
 
 __all__ = [
     "compile_hlo",
@@ -29,6 +31,8 @@ __all__ = [
     "disabled",
     "enable",
     "enabled",
+    "export_plans",
+    "import_plans",
     "jit",
     "metrics",
     "profile",
@@ -54,6 +58,10 @@ def __getattr__(name: str) -> Any:
         from astitch.events import metrics
 
         return metrics
+    if name in ("export_plans", "import_plans"):
+        from astitch.search import travelling_plans
+
+        return getattr(travelling_plans, name)
     if name == "profile":
         from astitch.profiling import profile
 

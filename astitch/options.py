@@ -16,7 +16,8 @@ from pathlib import Path
 from astitch.errors import InvalidOption
 
 NAMES = {
-    "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
+    "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch); after colons "
+    "others that are only read",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
@@ -47,13 +48,19 @@ def list_set() -> dict[str, str]:
 
 def cache_dir() -> Path:
     """Where caches live, whether or not the folder exists; among the temporary files for a user without a home."""
-    given = _read("ASTITCH_CACHE_DIR")
-    if given:
-        return Path(given)
+    own = _read("ASTITCH_CACHE_DIR").split(os.pathsep)[0]
+    if own:
+        return Path(own)
     try:
         return Path.home() / ".cache" / "astitch"
     except RuntimeError:  # a container's user, who is in no list
         return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
+
+
+def shared_cache_dirs() -> tuple[Path, ...]:
+    """Folders of caches that others fill, and that are only read."""
+    _, *shared = _read("ASTITCH_CACHE_DIR").split(os.pathsep)
+    return tuple(Path(folder) for folder in shared if folder)
 
 
 def debug_level() -> int:

@@ -65,6 +65,8 @@ from astitch.search.follow_directives import (
 )
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
+from astitch.search.travelling_plans import fingerprint as fingerprint_plans
+from astitch.search.travelling_plans import take_imported
 from astitch.stitch_scope import Left, Scopes, choose_stages, find_scopes
 from astitch.toolchain.override import offer
 
@@ -456,6 +458,12 @@ PASSES: tuple[Pass, ...] = (
         lambda planned, job: tune_planned(planned, job.gpu),
         lambda job: job.tune,
         "its plans are not measured",
+    ),
+    Pass(
+        "take_imported",
+        lambda planned, job: replace(planned, plans=take_imported(planned.plans, job.gpu)),
+        lambda job: bool(fingerprint_plans()),
+        "imported plans are not used",
     ),
     Pass("follow_directives", _follow_directives, lambda job: bool(job.directives)),
     Pass("check_plans", lambda planned, job: check_plans(planned, job.faults)),

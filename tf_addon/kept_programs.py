@@ -20,6 +20,7 @@ from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import KernelCompileError
 from astitch.program.file import pack_program, unpack_program
 from astitch.program.steps import Program
+from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.toolchain import nvrtc
 from astitch.xla.module_cache import (
     LONGEST_WAIT_S,
@@ -52,7 +53,7 @@ def key_of(content: bytes, gpu: Gpu, *, strict: bool) -> str | None:
     import jaxlib.version
 
     versions = (jax.__version__, jaxlib.version.__version__, _compiler_version(gpu))
-    switches = (strict, fingerprint_directives(), *versions)
+    switches = (strict, fingerprint_directives(), fingerprint_plans(), *versions)
     parts = [content, fingerprint(), _own_sources(), repr(astuple(gpu)).encode()]
     digest = hashlib.sha256()
     for part in (*parts, repr(switches).encode()):

@@ -15,6 +15,7 @@ from typing import Any
 
 from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import InvalidOption
+from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.system.forks import once
 from astitch.toolchain.override import fingerprint as fingerprint_overrides
 
@@ -84,9 +85,9 @@ def write_mark(settings: Settings) -> str:
     return f"{made_by} tune={settings.tune} strict={settings.strict}{told}"
 
 
-def switches() -> tuple[str, str]:
+def switches() -> tuple[str, str, str]:
     """What the environment says that decides what is made of a program."""
-    return fingerprint_directives(), fingerprint_overrides()
+    return fingerprint_directives(), fingerprint_overrides(), fingerprint_plans()
 
 
 def read_settings(marks: Iterable[str]) -> Settings:

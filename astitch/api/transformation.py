@@ -268,9 +268,10 @@ def _describe(compiling: Compiling, settings: Settings) -> str:
     from astitch.xla.module_cache import fingerprint
 
     which = "all of it" if compiling.settings else "functions of astitch.jit"
-    _, overrides = switches()
+    _, overrides, plans = switches()
     told = fingerprint_directives(settings.stitch)
     by_hand = f"directives={told}, overrides={overrides}, " if told or overrides else ""
+    by_hand += f"imported plans={plans}, " if plans else ""
     return (
         f"{which}, tune={settings.tune}, strict={settings.strict}, attention={settings.attention}, "
         f"{by_hand}sources {fingerprint().hex()[:12]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -15,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from astitch import options
@@ -24,6 +26,7 @@ from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, sched
 from astitch.errors import AstitchError, EngineUnavailable
 from astitch.events import note_tune
 from astitch.graph.ir import Graph
+from astitch.scope.structure import structure_of
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.measure import compile_plans, import_cupy, measure_plans
 from astitch.search.plan import Plan, plan_scope, rank_plans
@@ -35,7 +38,7 @@ MOST_MEASURED = 8
 """Plans of a scope that are measured, the rules' among them."""
 
 LIMIT_BYTES = 16 * 1024 * 1024
-FORMAT = "astitch plan 2"
+FORMAT = "astitch plan 3"
 
 
 class TuningCache(ByteCache):
@@ -56,10 +59,20 @@ class TuningCache(ByteCache):
             return None
 
     def store_schedule(
-        self, key: str, schedule: Schedule, time_us: float, default_us: float
+        self,
+        key: str,
+        schedule: Schedule,
+        time_us: float,
+        default_us: float,
+        structure: str = "",
+        gpu: str = "",
     ) -> None:
+        """structure, gpu: see key_of_structure; for export_plans."""
         entry = {
             "format": FORMAT,
+            "structure": structure,
+            "gpu": gpu,
+            "sources": sources(),
             "schedule": schedule_to_json(schedule),
             "time_us": round(time_us, 2),
             "default_us": round(default_us, 2),
@@ -89,12 +102,41 @@ def key_of_plan(graph: Graph, plan: Plan, gpu: Gpu) -> str:
     return digest.hexdigest()
 
 
+def key_of_structure(graph: Graph, scope: Scope, gpu: Gpu) -> str:
+    """Hash of what a stitch op computes and on which GPU, whatever its kernel's text is."""
+    rows = repr(structure_of(graph, scope).rows)
+    digest = hashlib.sha256(f"{gpu.name} {gpu.arch} {gpu.sms}\n{rows}".encode())
+    return digest.hexdigest()
+
+
+@functools.cache
+def sources() -> str:
+    """A hash of what is known of astitch's version: its package's sources."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def list_kept() -> dict[str, dict[str, Any]]:
+    """The plans that were tuned on this machine, by key_of_structure."""
+    cache = open_cache()
+    found = {}
+    for key in cache.list_keys():
+        data = cache.load_bytes(key)
+        entry = json.loads(data) if data else {}
+        if entry.get("format") == FORMAT and entry.get("structure"):
+            found[entry.pop("structure")] = entry
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Contest:
     """A scope whose plans are still to be measured."""
 
     number: int
     key: str
+    structure: str
     plans: tuple[Plan, ...]
 
 
@@ -140,9 +182,10 @@ def tune_scopes(
         if known is not None:
             plans[number] = _plan_again(graph, scope, gpu, known, default)
         else:
+            structure = key_of_structure(graph, scope, gpu)
             ranked = rank_plans(graph, scope, gpu, default=default)
             others = [plan for plan, _ in ranked if plan.kernel != default.kernel]
-            contests.append(_Contest(number, key, (default, *others[: most - 1])))
+            contests.append(_Contest(number, key, structure, (default, *others[: most - 1])))
     if contests:
         _require_device(gpu)
         with _progress(sum(len(contest.plans) for contest in contests)) as advance:
@@ -153,7 +196,14 @@ def tune_scopes(
                 plan, time_us, default_us = choose_fastest(
                     contest.plans, [m.time_us for m in measured]
                 )
-                cache.store_schedule(contest.key, plan.schedule, time_us, default_us)
+                cache.store_schedule(
+                    contest.key,
+                    plan.schedule,
+                    time_us,
+                    default_us,
+                    contest.structure,
+                    gpu.name,
+                )
                 plans[contest.number] = plan
                 note_tune(
                     plan.scope.name, plans=len(contest.plans), us=time_us, default_us=default_us

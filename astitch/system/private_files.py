@@ -71,6 +71,36 @@ def _digest(content: bytes, form: str, key: str) -> bytes:
     return digest.hexdigest().encode()
 
 
+# ---- folders of others -----------------------------------------------------------------------------------------------
+
+
+def read_shared(folder: Path, name: str) -> bytes:
+    """A file of a folder that somebody else fills and that the user has named: only its owner may write it.
+
+    Raises FileNotFoundError, NotPrivate where more than the owner may write the folder or the file, and OSError.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+    try:
+        owner = os.fstat(opened)
+        _check_owner_alone(owner, owner.st_uid, folder)
+        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=opened)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotPrivate(f"{folder / name} is not a file")
+            _check_owner_alone(status, owner.st_uid, folder / name)
+            return _read_all(file)
+        finally:
+            os.close(file)
+    finally:
+        os.close(opened)
+
+
+def _check_owner_alone(status: os.stat_result, owner: int, path: Path) -> None:
+    if status.st_uid != owner or status.st_mode & _OTHERS_MAY_WRITE:
+        raise NotPrivate(f"{path} can be written by others than the owner of its folder")
+
+
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from astitch import options
 from astitch.errors import KernelCompileError
 from astitch.system.forks import ForkLock
-from astitch.system.private_files import ADVICE, PrivateFolder, seal, unseal
+from astitch.system.private_files import ADVICE, PrivateFolder, read_shared, seal, unseal
 from astitch.toolchain import nvrtc
 from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
@@ -95,6 +95,7 @@ def unpack_kernel(body: bytes) -> CompiledKernel:
 class ByteCache:
     """Entries in one private folder, shared by any number of processes and threads.
 
+    What it lacks is looked for in the shared folders that ASTITCH_CACHE_DIR names after it.
     Where the folder cannot be used (read-only, full, open to others) what is stored is kept for this process alone.
     The first time that happens a RuntimeWarning says why.  suffix: of the entries' file names.
     """
@@ -120,11 +121,27 @@ class ByteCache:
         try:
             data = self._files.read(key + self.suffix)
         except FileNotFoundError:
-            return None
+            return self._load_shared(key)
         except OSError as error:
             self._warn(error)
-            return None
+            return self._load_shared(key)
         return unseal(data, self.form, key)
+
+    def _load_shared(self, key: str) -> bytes | None:
+        """What is kept under a key in the folders that are only read."""
+        if self.folder.parent != options.cache_dir():
+            return None
+        for shared in options.shared_cache_dirs():
+            try:
+                data = read_shared(shared / self.folder.name, key + self.suffix)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                _warn_of_shared(shared, str(error))
+                continue
+            if (content := unseal(data, self.form, key)) is not None:
+                return content
+        return None
 
     def store_bytes(self, key: str, data: bytes) -> None:
         """Keep `data` under `key`, replacing what is there, and shrink the cache to its limit."""
@@ -134,6 +151,14 @@ class ByteCache:
         except OSError as error:
             self._warn(error)
             self._keep(key, data)
+
+    def list_keys(self) -> list[str]:
+        """The keys of what is kept, not of what is in shared folders."""
+        try:
+            entries = self._files.list_entries(self.suffix)
+        except OSError:
+            return []
+        return sorted(entry.name.removesuffix(self.suffix) for entry in entries)
 
     def turn(self, key: str, longest_s: float = LONGEST_WAIT_S) -> AbstractContextManager[None]:
         """For what makes an entry: processes that want the same one wait for the first, and then find it.
@@ -171,6 +196,16 @@ class ByteCache:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+
+@functools.cache
+def _warn_of_shared(folder: Path, why: str) -> None:
+    """Once in a process each."""
+    warnings.warn(
+        f"shared cache {folder} is not used: {why}\n  only its owner may write it: chmod -R go-w,go+rX {folder}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 class KernelCache(ByteCache):

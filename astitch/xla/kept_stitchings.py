@@ -15,6 +15,7 @@ from typing import Any
 from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.directives import fingerprint as fingerprint_directives
+from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.show.compilation import Compilation
 from astitch.toolchain import nvrtc
 from astitch.xla.agreement import digest_module
@@ -75,6 +76,7 @@ def key_of(
         timed,
         attention,
         fingerprint_directives(stitch),
+        fingerprint_plans(),
     )
     parts = FORM, digest_module(module), fingerprint(), astuple(gpu), switches
     return hashlib.sha256(repr((*parts, jax.__version__, compiler)).encode()).hexdigest()

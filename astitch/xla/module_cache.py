@@ -18,6 +18,7 @@ from astitch.directives import fingerprint as fingerprint_directives
 from astitch.graph.ir import Graph
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
+from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.toolchain import nvrtc
 from astitch.toolchain.kernel_cache import ByteCache
 
@@ -45,7 +46,7 @@ def key_of(
     its kernels.  stitch: directives.  A custom call may hold addresses of this process.
     What is printed or dumped, and what is measured, wants a compilation.
     """
-    told = fingerprint_directives(stitch)
+    told = fingerprint_directives(stitch), fingerprint_plans()
     if options.shows() or _calls_out(graph):
         return None
     import jax

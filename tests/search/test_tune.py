@@ -87,7 +87,7 @@ def test_another_gpu_is_measured_anew(monkeypatch):
     assert len(asked) > first
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"format": "astitch plan 2", "schedule": {"x": 1}}'])
+@pytest.mark.parametrize("damage", ["", "{}", '{"format": "astitch plan 3", "schedule": {"x": 1}}'])
 def test_a_damaged_entry_is_measured_anew(monkeypatch, tmp_path, damage):
     asked = measure_as(monkeypatch, lambda s: 1.0)
     compile_hlo(SOFTMAX, gpu="h100", tune=True)

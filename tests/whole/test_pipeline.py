@@ -72,6 +72,7 @@ def test_a_target_says_which_passes_are_run() -> None:
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {
         "follow_directives",
+        "take_imported",
         "restore_products",
         "restore_windows",
         "fuse_attention",
