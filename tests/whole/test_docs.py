@@ -13,7 +13,16 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = ("astitch", "benchmarks", "docs", "examples", "tests", "tf_addon")
 FILES = [f"/{p.relative_to(ROOT)}" for room in ROOMS for p in (ROOT / room).rglob("*.*")]
-MADE = {"repro.py", "model.py", "base.json", "now.json", "models.json", "0030-short-name.md"}
+MADE = {
+    "repro.py",
+    "model.py",
+    "train.py",
+    "plans.json",
+    "base.json",
+    "now.json",
+    "models.json",
+    "0030-short-name.md",
+}
 """Files that a command of the page writes or that the reader brings; those in CAPITALS are too."""
 FILE = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:py|cuh|cu|cc|h|cpp|json|txt|md|toml))\b")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)")
