@@ -7,14 +7,17 @@ TensorFlow's is patched: once installed, each call of a compiled function asks w
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from astitch import options
 from astitch.api.engines import choose_launcher
-from astitch.errors import InvalidOption
+from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.run.executor import count_gpus
+from tf_addon.errors import AddonWarning
+from tf_addon.keras_models import compile_auto, find_notes, leave_auto
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import open_library
@@ -125,7 +128,8 @@ class Takeover:
         shim = self._shim
         if shim is None:
             return self.records.make_report((), lambda *_: 0)
-        return self.records.make_report(shim.list_functions(), shim.count_runs)
+        notes = find_notes() if self.wishes.taken else ()
+        return self.records.make_report(shim.list_functions(), shim.count_runs, notes)
 
     def reset(self) -> None:
         """Begin the report anew."""
@@ -150,18 +154,38 @@ def enable(
     uncompiled: bool = True,
     max_signatures: int = MAX_SIGNATURES,
     engine: str | None = None,
-) -> None:
+    keras: str | None = None,
+    required: bool = True,
+) -> bool:
     """From now on every function that must be compiled (`jit_compile=True`) runs through astitch, in all threads.
 
     strict: what astitch cannot take over raises UnimplementedError; else XLA runs it, and report() says why.
     uncompiled: what XLA cannot compile either (strings, for one) TensorFlow runs op by op; False: XLA's error.
     max_signatures: how many shapes, types and constant values of one function are compiled; XLA gets the others.
     engine: "host" (the emulation), "gpu", or None, a GPU where there is one.
+    keras: "jit": Keras compiles models of jit_compile="auto", also where TensorFlow knows no GPU; until disable().
+    required: False: where astitch cannot be had a warning says why, and the program runs as without it.
     Inside of a `with enabled()` block it lasts as long as the block.
+    Returns whether astitch is on.
     Raises ShimUnavailable where the shim cannot be built, EngineUnavailable where there is no GPU or TensorFlow hides
     CuPy's cuBLAS, InvalidOption.
     """
-    takeover.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
+    if keras not in (None, "jit"):
+        raise InvalidOption(f"tf_addon.enable: keras={keras!r} is not known\n  it is 'jit' or None")
+    try:
+        takeover.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
+    except (EngineUnavailable, ImportError) as error:
+        if required:
+            raise
+        warnings.warn(
+            f"tf_addon: astitch is not on: {error}\n  the program runs as without it",
+            AddonWarning,
+            stacklevel=2,
+        )
+        return False
+    if keras == "jit":
+        compile_auto()
+    return True
 
 
 def disable() -> None:
@@ -169,6 +193,7 @@ def disable() -> None:
 
     Inside of a `with enabled()` block it lasts as long as the block.
     """
+    leave_auto()
     takeover.change(lambda wishes: replace(wishes, taken=False, strict=False))
 
 

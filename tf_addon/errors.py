@@ -14,3 +14,7 @@ class ShimUnavailable(EngineUnavailable):
 
 class UnsupportedSignature(AstitchError):
     """A call whose arguments the pure-Python way cannot take over."""
+
+
+class AddonWarning(RuntimeWarning):
+    """astitch is not on where it was asked for, and need not be."""

@@ -5,10 +5,12 @@ Takes what the compiler and the shim note, hands on a Report that prints as a ta
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from astitch.events import note_compile, note_fallback
 from astitch.program.steps import Program
@@ -79,9 +81,33 @@ class FunctionReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of every function that had to be compiled since the last reset."""
+    """What became of every function that had to be compiled since the last reset.
+
+    notes: what astitch does not get, as models that Keras does not compile, and what to do.
+    """
 
     functions: tuple[FunctionReport, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON and for other processes; without what only this process can explain."""
+        return {
+            "compiles": self.compiles,
+            "runs": self.runs,
+            "fallbacks": self.fallbacks,
+            "compile_seconds": self.compile_seconds,
+            "functions": [_to_dict(function) for function in self.functions],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """to_dict as JSON."""
+        return json.dumps(self.to_dict())
+
+    @property
+    def compile_seconds(self) -> float:
+        """That astitch took to plan and compile."""
+        return sum(one.seconds for function in self.functions for one in function.compiled)
 
     @property
     def compiles(self) -> int:
@@ -103,21 +129,38 @@ class Report:
         return tuple(f for f in self.functions if f.title.split(" ")[0] == title)
 
     def __str__(self) -> str:
-        columns = ("compiles", "kernels", "library", "other", "runs", "by XLA", "by TF")
+        columns = ("compiles", "seconds", "kernels", "library", "other", "runs", "by XLA", "by TF")
         head = f"{'function':36} {'device':7}" + "".join(f"{name:>9}" for name in columns)
         lines = [head]
         for f in self.functions:
             made = [(c.kernels, c.library_calls, c.other_steps) for c in f.compiled]
             sums = (sum(column) for column in zip(*made, strict=True)) if made else (0, 0, 0)
             runs = (f.stitched_runs, f.xla_runs, f.op_by_op_runs)
-            cells = "".join(f"{number:9}" for number in (len(made), *sums, *runs))
+            seconds = f"{sum(c.seconds for c in f.compiled):9.1f}"
+            cells = f"{len(made):9}{seconds}"
+            cells += "".join(f"{number:9}" for number in (*sums, *runs))
             lines.append(f"{f.title[:36]:36} {_short_device(f.device):7}{cells}")
         for f in self.functions:
             for refused in f.refused:
                 reason = refused.reason.replace("\n", "\n    ")
                 lines.append(f"{f.title}: left to {refused.owner}: {reason}")
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
+
+def _to_dict(function: FunctionReport) -> dict[str, Any]:
+    compiled = [{name: getattr(one, name) for name in _PLAIN_FIELDS} for one in function.compiled]
+    refused = [asdict(one) for one in function.refused]
+    runs = {
+        "stitched": function.stitched_runs,
+        "xla": function.xla_runs,
+        "op_by_op": function.op_by_op_runs,
+    }
+    names = {"name": function.name, "title": function.title, "device": function.device}
+    return {**names, "compiled": compiled, "refused": refused, "runs": runs}
+
+
+_PLAIN_FIELDS = "signature", "kernels", "library_calls", "other_steps", "seconds", "kept"
 
 _NAME = re.compile(r"__inference___(backward)_(.+?)_\d+_\d+|__(inference|forward)_(.+?)_\d+")
 
@@ -211,10 +254,13 @@ class Records:
             self._runs.clear()
 
     def make_report(
-        self, called: Iterable[tuple[str, str]], count_runs: Callable[[str, str, int], int]
+        self,
+        called: Iterable[tuple[str, str]],
+        count_runs: Callable[[str, str, int], int],
+        notes: tuple[str, ...] = (),
     ) -> Report:
         """called: functions that the shim ran, and their devices.  count_runs: of a function, on a device, with an
-        outcome."""
+        outcome.  notes: see Report."""
         with self._lock:
             runs = dict(self._runs)
             own = [(function, device) for function, device, _ in runs]
@@ -239,5 +285,6 @@ class Records:
                     ),
                 )
                 for key in keys
-            )
+            ),
+            notes,
         )
