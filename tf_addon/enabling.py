@@ -17,7 +17,7 @@ from astitch.api.engines import choose_launcher
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.run.executor import count_gpus
 from tf_addon.errors import AddonWarning
-from tf_addon.keras_models import compile_auto, find_notes, leave_auto
+from tf_addon.keras_models import compile_auto, find_notes, leave_auto, phase_of
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import open_library
@@ -129,7 +129,7 @@ class Takeover:
         if shim is None:
             return self.records.make_report((), lambda *_: 0)
         notes = find_notes() if self.wishes.taken else ()
-        return self.records.make_report(shim.list_functions(), shim.count_runs, notes)
+        return self.records.make_report(shim.list_functions(), shim.count_runs, notes, phase_of)
 
     def reset(self) -> None:
         """Begin the report anew."""

@@ -6,6 +6,7 @@ means: on a TensorFlow that knows no GPU Keras takes it for False.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -80,3 +81,26 @@ def leave_auto() -> None:
     for trainer, before in _before.items():
         trainer._resolve_auto_jit_compile = before  # type: ignore[attr-defined]
     _before.clear()
+
+
+KERAS_STEPS = ("one_step_on_data", "multi_step_on_iterator")
+"""What Keras calls the function of fit, that of evaluate and that of predict."""
+
+
+@functools.cache
+def phase_of(function: str) -> str:
+    """train, test or predict: which of Keras' steps a function is, by TensorFlow's name of it; empty: none.
+
+    A step that trains has a gradient; one that tests assigns its metrics; one that predicts does neither.
+    """
+    if not any(f"_{step}_" in function for step in KERAS_STEPS):
+        return ""
+    from tensorflow.python.eager import context
+
+    try:
+        nodes = context.context().get_function_def(function).node_def
+    except Exception:  # it is gone
+        return ""
+    if any("gradient_tape" in node.name for node in nodes):
+        return "train"
+    return "test" if any(node.op == "AssignVariableOp" for node in nodes) else "predict"

@@ -18,6 +18,9 @@ from astitch.show.compilation import Compilation
 from tf_addon.launch_table import count_steps
 from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA
 
+MOST_FUNCTIONS = 1000
+"""Functions that a report has: a process may make new ones for weeks."""
+
 OWNERS = {XLA: "XLA", OP_BY_OP: "TensorFlow, op by op"}
 """Who runs what astitch does not, by the shim's outcome."""
 
@@ -54,7 +57,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class FunctionReport:
-    """A function on a device.  name: as TensorFlow has it.  runs: calls, by who ran them."""
+    """A function on a device.  name: as TensorFlow has it.  runs: calls, by who ran them.  phase: of Keras' steps,
+    train, test or predict."""
 
     name: str
     device: str
@@ -63,11 +67,13 @@ class FunctionReport:
     stitched_runs: int
     xla_runs: int
     op_by_op_runs: int
+    phase: str = ""
 
     @property
     def title(self) -> str:
         """What the user called it, and which part of it this is."""
-        return title_of(self.name)
+        title = title_of(self.name)
+        return f"{title} ({self.phase})" if self.phase else title
 
     def explain(self) -> str:
         """Kernels and refusals of each signature, as `astitch.compile_hlo(...).explain()` tells them."""
@@ -189,8 +195,14 @@ def _short_device(device: str) -> str:
     return device.rpartition("device:")[2].lower()
 
 
+def _make_room(known: dict[tuple[str, str], Any], key: tuple[str, str]) -> None:
+    """Forgets the function that was noted first where there are as many as may be."""
+    if key not in known and len(known) >= MOST_FUNCTIONS:
+        del known[next(iter(known))]
+
+
 class Records:
-    """Notes of all threads, by function and device."""
+    """Notes of all threads, by function and device: of the latest MOST_FUNCTIONS."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,6 +224,7 @@ class Records:
         signature = f"({', '.join(str(view.type) for view in program.parameters)})"
         row = Compiled(signature, *count_steps(program), seconds, kept, compile)
         with self._lock:
+            _make_room(self._compiled, (function, device))
             rows = self._compiled.setdefault((function, device), [])
             # A program that serves several call sites is one.
             new = all(known.compile is not compile for known in rows)
@@ -231,6 +244,7 @@ class Records:
         """One more signature is somebody else's."""
         reason = clean_reason(reason)
         with self._lock:
+            _make_room(self._refused, (function, device))
             reasons = self._refused.setdefault((function, device), {})
             reasons[reason, outcome] = reasons.get((reason, outcome), 0) + 1
         note_fallback(
@@ -258,6 +272,7 @@ class Records:
         called: Iterable[tuple[str, str]],
         count_runs: Callable[[str, str, int], int],
         notes: tuple[str, ...] = (),
+        phase_of: Callable[[str], str] = lambda function: "",
     ) -> Report:
         """called: functions that the shim ran, and their devices.  count_runs: of a function, on a device, with an
         outcome.  notes: see Report."""
@@ -273,18 +288,13 @@ class Records:
                 )
                 for key in keys
             }
-        return Report(
-            tuple(
-                FunctionReport(
-                    *key,
-                    compiled[key],
-                    refused[key],
-                    *(
-                        count_runs(*key, outcome) + runs.get((*key, outcome), 0)
-                        for outcome in (STITCHED, XLA, OP_BY_OP)
-                    ),
-                )
-                for key in keys
-            ),
-            notes,
-        )
+
+        def make(key: tuple[str, str]) -> FunctionReport:
+            stitched, xla, op_by_op = (
+                count_runs(*key, outcome) + runs.get((*key, outcome), 0)
+                for outcome in (STITCHED, XLA, OP_BY_OP)
+            )
+            both = compiled[key], refused[key]
+            return FunctionReport(*key, *both, stitched, xla, op_by_op, phase_of(key[0]))
+
+        return Report(tuple(map(make, keys)), notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,26 @@ def test_auto_means_compiled_where_that_is_asked_for() -> None:
     assert found.runs == 2
     tf_addon.disable()
     assert fit("after").jit_compile is False
+
+
+def test_training_testing_and_predicting_are_told_apart() -> None:
+    tf_addon.enable(keras="jit")
+    model = fit("three_steps")
+    x = np.zeros((32, 8), np.float32)
+    model.evaluate(x, x[:, :1], verbose=0)
+    model.predict(x, verbose=0)
+    titles = {f.title for f in tf_addon.report().functions if f.title.startswith("one_step")}
+    assert titles == {f"one_step_on_data ({phase})" for phase in ("train", "test", "predict")}
+
+
+def test_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = sys.modules["tf_addon.report"]
+    monkeypatch.setattr(report, "MOST_FUNCTIONS", 3)
+    records = report.Records()
+    for number in range(10):
+        records.note_refused(f"f{number}", "CPU:0", "why", 1)
+    names = [f.name for f in records.make_report((), lambda *_: 0).functions]
+    assert names == ["f7", "f8", "f9"]
 
 
 def test_another_word_is_refused() -> None:
