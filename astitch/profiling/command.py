@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 import warnings
@@ -20,11 +21,15 @@ from typing import NoReturn
 from astitch.device.gpu import PRESETS
 from astitch.errors import AstitchError
 from astitch.options import ENGINES
+from astitch.profiling.collection import render_comparison, render_programs
 from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_target
 from astitch.profiling.report import Report
+from astitch.profiling.script import MOST_PROGRAMS, is_script, read_script
 
 PROGRAM = "astitch-profile"
 INSTALL = "pip install 'astitch[profile]'"
+
+SCRIPT_SCHEMA = "astitch-profile script 1"
 
 REGRESSED, FAILED = 1, 2
 """Exit status: slower than --compare's base; an error."""
@@ -46,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="module:function, FILE.py[:function], an HLO file (.pb, .txt, .hlo) or an XLA dump folder; "
+        help="module:function, FILE.py[:function], a script, an HLO file (.pb, .txt, .hlo) or an XLA dump folder; "
         "with --compare also a report that --json wrote",
     )
     parser.add_argument(
@@ -55,6 +60,16 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="SHAPE",
         help="of a function: shapes like f32[8,128], or an attribute that builds the arguments",
+    )
+    parser.add_argument(
+        "--script-args", default="", metavar="ARGS", help="of a script, as one string"
+    )
+    parser.add_argument(
+        "--programs",
+        type=int,
+        default=MOST_PROGRAMS,
+        metavar="N",
+        help=f"of a script: profile the N largest ({MOST_PROGRAMS})",
     )
     parser.add_argument(
         "--carries",
@@ -80,6 +95,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument(
         "--compare", type=Path, metavar="BASE.json", help="regressions since an earlier --json"
+    )
+    parser.add_argument(
+        "--diff", type=Path, metavar="FILE", help="with --compare: write what changed as one page"
     )
     parser.add_argument(
         "--tolerance",
@@ -124,18 +142,24 @@ def check_options(options: argparse.Namespace) -> None:
         raise AstitchError("--gpu host is the emulation, which has no times\n  name a GPU")
     if options.gpu is not None:
         preset(options.gpu)
-    for name, least in (("runs", 1), ("kernels", 0)):
+    if options.diff and not options.compare:
+        raise AstitchError("--diff shows what changed since a base\n  name the base with --compare")
+    for name, least in (("runs", 1), ("kernels", 0), ("programs", 1)):
         if getattr(options, name) < least:
             raise AstitchError(f"--{name} {getattr(options, name)}: give {least} or more")
     if options.ncu:
         from astitch.profiling.counters import find_ncu
 
         find_ncu()
-    outputs = [path for path in (options.json, options.html) if path is not None]
-    for path in outputs:
+    outputs: dict[Path, str] = {}
+    for name in ("json", "html", "diff"):
+        path = getattr(options, name)
+        if path is None:
+            continue
         check_writable(path)
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise AstitchError(f"--json and --html both name {options.html}\n  name two files")
+        other = outputs.setdefault(path.resolve(), name)
+        if other != name:
+            raise AstitchError(f"--{other} and --{name} both name {path}\n  name two files")
 
 
 def check_writable(path: Path) -> None:
@@ -184,6 +208,8 @@ def run(options: argparse.Namespace) -> int:
     from astitch.profiling.compare import compare_reports
     from astitch.profiling.terminal import WIDTH, print_comparison, print_report
 
+    if is_script(options.target):
+        return run_programs(options)
     base = Report.load(options.compare) if options.compare else None
     saved = options.target.endswith(".json")
     report = Report.load(Path(options.target)) if saved else profile_with_progress(options)
@@ -191,6 +217,9 @@ def run(options: argparse.Namespace) -> int:
     out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     out.width = min(out.width, WIDTH)
     comparison = compare_reports(base, report, options.tolerance / 100) if base else None
+    if base and comparison and options.diff:
+        write_whole(options.diff, render_comparison(base, report, comparison))
+        print(f"wrote {options.diff}", file=sys.stderr)
     page = write_outputs(options, report)  # first: whoever reads the table may stop reading
     print_report(report, out, options.kernels)
     if comparison is not None:
@@ -198,6 +227,47 @@ def run(options: argparse.Namespace) -> int:
     if options.open:
         open_page(page)
     return REGRESSED if comparison is not None and comparison.regressions else 0
+
+
+def run_programs(options: argparse.Namespace) -> int:
+    """Profile the programs of a script; show and write them."""
+    from rich.console import Console
+
+    from astitch.profiling.terminal import WIDTH, print_report
+
+    if options.compare:
+        raise AstitchError(
+            "--compare wants one program, and a script has several\n  give FILE.py:function, or a report's JSON"
+        )
+    asked = read_options(options)
+    device = choose_gpu(asked)
+    if device is None:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    targets = read_script(options.target, shlex.split(options.script_args), options.programs)
+    reports = []
+    for target in targets:
+        with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():
+            tell(f"{target.name} is read")
+            reports.append(profile_target(target, asked, tell))
+    out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    out.width = min(out.width, WIDTH)
+    page: Path | None = options.html
+    if options.open and page is None:
+        page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
+    if options.json:
+        plain = {"schema": SCRIPT_SCHEMA, "reports": [report.to_dict() for report in reports]}
+        write_whole(options.json, json.dumps(plain, separators=(",", ":")) + "\n")
+        print(f"wrote {options.json}", file=sys.stderr)
+    if page:
+        write_whole(page, render_programs(options.target, reports))
+        print(f"wrote {page}", file=sys.stderr)
+    for report in reports:
+        print_report(report, out, options.kernels)
+        out.print()
+    if options.open:
+        open_page(page)
+    return 0
 
 
 def write_outputs(options: argparse.Namespace, report: Report) -> Path | None:
@@ -224,11 +294,9 @@ def open_page(page: Path | None) -> None:
         raise AstitchError(f"no browser could be started\n  open {page}")
 
 
-def profile_with_progress(options: argparse.Namespace) -> Report:
-    """The report, what is under way shown on stderr if that is a terminal."""
-    from astitch.profiling.target import read_target
-
-    asked = Options(
+def read_options(options: argparse.Namespace) -> Options:
+    """What is asked of each profile."""
+    return Options(
         options.gpu,
         options.engine,
         options.runs,
@@ -238,6 +306,13 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
         options.strict,
         not options.no_ablation,
     )
+
+
+def profile_with_progress(options: argparse.Namespace) -> Report:
+    """The report, what is under way shown on stderr if that is a terminal."""
+    from astitch.profiling.target import read_target
+
+    asked = read_options(options)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both sides share the GPU
     device = choose_gpu(asked)
     with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():

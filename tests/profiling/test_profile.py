@@ -314,7 +314,6 @@ BAD = {
     "missing file": (["no_such.py:f"], "no_such.py: no such file"),
     "missing function": (["{py}:hard"], "there is no hard; functions in it: soft"),
     "no function": (["{py}:not_callable"], "not_callable is no function, but a int"),
-    "which function": (["{plain}"], "which function?  it defines no profile_target()"),
     "broken file": (["{broken}"], "SyntaxError"),
     "wrong shapes": (
         ["{py}:soft", "--args", "f32[8,128]", "f32[64,16]"],

@@ -1,0 +1,98 @@
+"""A script's programs, and what changed between two reports, each as one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from astitch.errors import AstitchError
+from astitch.profiling import script
+from astitch.profiling.command import main
+
+TRAIN = """
+import sys
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(w, x):
+    y = jax.nn.softmax(x @ w, -1)
+    return w - 0.1 * jnp.square(y).sum(), y.sum(0)
+
+@jax.jit
+def evaluate(x):
+    return x / x.sum(-1, keepdims=True)
+
+w, x = jnp.ones((64, 32)), jnp.ones((16, 64))
+for _ in range(2):
+    w, _ = step(w, x)
+evaluate(x)
+assert sys.argv[1:] == ["--steps", "2"], sys.argv
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+def test_what_is_a_script(train: Path, tmp_path: Path) -> None:
+    assert script.is_script(str(train))
+    assert not script.is_script(f"{train}:step")
+    assert not script.is_script("examples/bert_layer.py")
+    assert not script.is_script(str(tmp_path / "missing.py"))
+
+
+def test_each_program_once_the_largest_first(train: Path) -> None:
+    targets = script.read_script(str(train), ["--steps", "2"])
+    assert [target.name for target in targets] == ["jit_step", "jit_evaluate"]
+    (only,) = script.read_script(str(train), ["--steps", "2"], most=1)
+    assert "one of 2 programs that" in only.notes[0]
+    assert only.notes[1] == "1 smaller programs were left out: jit_evaluate"
+
+
+def test_a_script_that_fails(train: Path) -> None:
+    with pytest.raises(AstitchError, match="AssertionError: .*\n  the script must run by itself"):
+        script.read_script(str(train))
+
+
+def test_a_script_without_programs(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("print(1)")
+    with pytest.raises(AstitchError, match="compiles nothing in it"):
+        script.read_script(str(tmp_path / "empty.py"))
+
+
+def test_a_page_of_programs(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, data = tmp_path / "programs.html", tmp_path / "programs.json"
+    arguments = [str(train), "--script-args=--steps 2", "--gpu", "h100", "--no-ablation"]
+    assert main([*arguments, "--html", str(page), "--json", str(data)]) == 0
+    text = page.read_text()
+    assert text.count("<details") >= 2 and 'href="#program-1"' in text
+    reports = json.loads(data.read_text())["reports"]
+    assert [report["target"] for report in reports] == ["jit_step", "jit_evaluate"]
+    assert "astitch-profile  jit_step" in capsys.readouterr().out
+
+
+def test_a_page_of_what_changed(train: Path, tmp_path: Path) -> None:
+    arguments = [str(train), "--script-args=--steps 2", "--gpu", "h100", "--no-ablation"]
+    assert main([*arguments, "--programs", "1", "--json", str(tmp_path / "all.json")]) == 0
+    (report,) = json.loads((tmp_path / "all.json").read_text())["reports"]
+    (tmp_path / "base.json").write_text(json.dumps(report))
+    for kernel in report["astitch"]["kernels"]:
+        kernel["projected_us"] = kernel["projected_us"] and 2 * kernel["projected_us"]
+    (tmp_path / "now.json").write_text(json.dumps(report))
+    files = [str(tmp_path / name) for name in ("now.json", "base.json", "diff.html")]
+    assert main([files[0], "--compare", files[1], "--diff", files[2]]) == 1
+    text = (tmp_path / "diff.html").read_text()
+    assert " regressions</b> since " in text
+    assert 'class="bad">+100.0%' in text
+
+
+def test_a_diff_wants_a_base(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(train), "--diff", "diff.html"]) == 2
+    assert "name the base with --compare" in capsys.readouterr().err
