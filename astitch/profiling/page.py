@@ -19,6 +19,7 @@ from astitch.profiling.figures import (
     panel_id,
     part_name,
 )
+from astitch.profiling.layers import tabulate_layers
 from astitch.profiling.report import KINDS, MEMORY, Group, Kernel, Refusal, Report, Side, Stitch
 from astitch.profiling.wording import (
     ABOVE_LIGHT,
@@ -107,6 +108,7 @@ def _list_parts(report: Report) -> Iterator[str]:
 def _list_sections(report: Report) -> Iterator[tuple[str, str, str]]:
     """(what the head calls it, its id, its HTML: empty where there is nothing to show)."""
     yield "Time", "time", render_split(report)
+    yield "Layers", "layers", render_layers(report)
     yield "Kernels", "kernels", render_kernels(report)
     yield "Counters", "counters", render_counters(report)
     picture = _scroll(draw_roofline(report))
@@ -275,6 +277,40 @@ def _split_table(report: Report) -> str:
         f"<th>XLA {time}</th><th>astitch launches</th><th>astitch {time}</th><th>XLA / astitch</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{tail}"
     )
+
+
+FIRST_LAYERS = 12
+"""Layers that are not folded away."""
+
+
+def render_layers(report: Report) -> str:
+    """Times by layer of the model; nothing where there is one only."""
+    rows = tabulate_layers(report)
+    if len(rows) < 2:
+        return ""
+    time = "time" if report.measured else "speed of light"
+    head = (
+        f"<thead><tr><th>layer</th><th>XLA launches</th><th>XLA {time}</th><th>astitch launches</th>"
+        f"<th>astitch {time}</th><th>XLA / astitch</th></tr></thead>"
+    )
+    cells = [
+        f"<tr><th scope=row>{escape(row.name)}</th>"
+        f"<td>{format_count(row.xla_launches)}</td><td>{format_us(row.xla_us)}</td>"
+        f"<td>{format_count(row.astitch_launches)}</td><td>{format_us(row.astitch_us)}</td>"
+        f"<td>{format_ratio(row.xla_us, row.astitch_us)}</td></tr>"
+        for row in rows
+    ]
+
+    def table(some: Sequence[str]) -> str:
+        return _scroll(f'<table class="plain">{head}<tbody>{"".join(some)}</tbody></table>')
+
+    more = cells[FIRST_LAYERS:]
+    folded = _fold(f"{len(more)} more layers", table(more)) if more else ""
+    note = (
+        "By the scopes that ops are named after. A kernel with ops of several layers counts as a launch of each, and "
+        "its time is divided by their ops."
+    )
+    return _section("layers", "Layers", table(cells[:FIRST_LAYERS]) + folded, note)
 
 
 def _roofline_note(report: Report) -> str:

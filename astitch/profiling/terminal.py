@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astitch.profiling.compare import Comparison
+from astitch.profiling.layers import LayerRow, tabulate_layers
 from astitch.profiling.report import KINDS, MEMORY, Report, Side
 from astitch.profiling.wording import (
     ABOVE_LIGHT,
@@ -69,6 +71,9 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
         console.print(Text(ABOVE_LIGHT, style="dim"))
     if any(kernel.counters for side in report.sides for kernel in side.kernels):
         console.print(tabulate_counters(report))
+    layers = tabulate_layers(report)
+    if kernels and len(layers) > 1:
+        console.print(list_layers(report, layers[:kernels]))
     if report.ablation:
         console.print(tabulate_ablation(report))
     if report.refusals or report.outside or report.loops:
@@ -193,6 +198,24 @@ def tabulate_kernels(side: Side, most: int) -> Table:
 def format_megabytes(size: float) -> str:
     """Without the unit, which the column has."""
     return f"{size / 1e6:.{2 if size < 9.995e6 else 1 if size < 99.95e6 else 0}f}"
+
+
+def list_layers(report: Report, layers: Sequence[LayerRow]) -> Table:
+    """One line for each layer of the model."""
+    table = make_table(f"Layers, {'measured' if report.measured else 'speed of light'}")
+    table.add_column("layer", overflow="ellipsis", no_wrap=True, max_width=48)
+    for name in ("n", "XLA", "n", "astitch", "XLA / astitch"):
+        table.add_column(name, justify="right")
+    for row in layers:
+        table.add_row(
+            row.name,
+            format_count(row.xla_launches),
+            format_us(row.xla_us),
+            format_count(row.astitch_launches),
+            format_us(row.astitch_us),
+            format_ratio(row.xla_us, row.astitch_us),
+        )
+    return table
 
 
 def tabulate_counters(report: Report) -> Table:

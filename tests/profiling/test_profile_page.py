@@ -222,6 +222,7 @@ def test_everything_is_on_the_page(page: Any) -> None:
     titles = page.locator("main h2").all_inner_texts()
     assert [title.split(" (")[0] for title in titles] == [
         "Where the time goes",
+        "Layers",
         "Kernels",
         "Roofline",
         "The stitched program",

@@ -1,0 +1,97 @@
+"""A report -> its time by layer of the model: by the scopes that ops are named after.
+
+Takes kernels with the places that their ops come from, hands on a row for each layer.  A kernel's time is divided
+among its layers by the number of ops that each has in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from astitch.profiling.report import Kernel, Report, Side
+
+DEEPEST = 4
+"""Scopes of a layer's name: `Encoder_0/Attention_1/LayerNorm_0`."""
+
+ELSEWHERE = "(no name)"
+
+_AROUND = "jit pjit jvp transpose vmap checkpoint remat rematted_computation custom_jvp custom_vjp"
+_WRAPPED = re.compile(rf"^(?:{_AROUND.replace(' ', '|')})\((.*)\)$")
+_NO_SCOPE = frozenset(
+    "checkpoint rematted_computation while body cond scan branch_0_fun branch_1_fun closed_call".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """A layer.  us: of its kernels on each side, or of its shares in them; None where that side is not known.
+    launches: of kernels in which it has ops."""
+
+    name: str
+    xla_us: float | None
+    astitch_us: float | None
+    xla_launches: float
+    astitch_launches: float
+
+
+def tabulate_layers(report: Report) -> tuple[LayerRow, ...]:
+    """The layers, by XLA's time or else astitch's, the longest first."""
+    sides = [_sum_side(side, measured=report.measured) for side in report.sides]
+    names = dict.fromkeys(name for times, _ in sides for name in times)
+    rows = []
+    for name in names:
+        us = [times.get(name, 0.0) if times else None for times, _ in sides]
+        launches = [counts[name] for _, counts in sides]
+        rows.append(LayerRow(name, us[0], us[1], launches[0], launches[1]))
+    return tuple(sorted(rows, key=lambda row: -(row.xla_us or row.astitch_us or 0.0)))
+
+
+def _sum_side(side: Side, *, measured: bool) -> tuple[dict[str, float], Counter[str]]:
+    times: dict[str, float] = {}
+    launches: Counter[str] = Counter()
+    for kernel in side.kernels:
+        us = kernel.us if measured else kernel.bound_us
+        layers = layers_of(kernel)
+        total = sum(layers.values())
+        for name, count in layers.items():
+            launches[name] += kernel.launches  # type: ignore[assignment] # of traced calls a mean
+            times[name] = times.get(name, 0.0) + (us or 0.0) * count / total
+    return times, launches
+
+
+def layers_of(kernel: Kernel) -> Counter[str]:
+    """How many of a kernel's ops each layer has; those without a name count only where none has one."""
+    found = Counter(map(name_layer, _split(kernel.source)))
+    named = Counter({name: count for name, count in found.items() if name != ELSEWHERE})
+    return named or Counter({ELSEWHERE: 1})
+
+
+def _split(source: Iterable[str]) -> Iterable[str]:
+    """Places of ops; one that came of several has their names behind each other."""
+    for place in source:
+        yield from place.split(";")
+
+
+def name_layer(place: str) -> str:
+    """The scopes of an op's name, `train.py:4 jit(step)/jvp(Encoder_0)/Dense_0/dot_general` -> `Encoder_0/Dense_0`.
+
+    A name without scopes gives the line of the source.
+    """
+    line, _, path = place.rpartition(" ")
+    *scopes, _ = path.split("/") if "/" in path else [""]
+    names = [name for scope in scopes if (name := _unwrap(scope)) and name not in _NO_SCOPE]
+    if names:
+        return "/".join(names[:DEEPEST])
+    return line or ELSEWHERE
+
+
+def _unwrap(scope: str) -> str:
+    """A scope without JAX's transformations around it; what is the name of a jitted function is none."""
+    while found := _WRAPPED.match(scope):
+        if scope.startswith(("jit(", "pjit(")):
+            return ""
+        scope = found[1]
+    return scope
