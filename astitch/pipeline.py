@@ -254,7 +254,7 @@ def _leave(graph: Graph, job: Job) -> Left:
         graph, starts = leave_starts(left.graph)
         left = Left(graph, {**left.reasons, **starts})
     reasons = {**left.reasons, **find_joined(left.graph)}
-    if job.target.in_xla:
+    if job.target.launcher is not Launcher.OWN:
         apart = find_fallback_operands(left.graph, reasons)
         left = replace(left, graph=apart.graph)
         reasons |= {n: f"{AS_ITS_OPERAND}{s}" for n, s in apart.products.items()}
@@ -329,6 +329,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         on_kernel=job.target.on_kernel,
         faults=job.faults,
         most_bytes=MARGIN * most_of_memory(job.plain) if job.plain else math.inf,
+        in_loop=job.target.region is not None,
         whole=lambda scope: stays_whole(scope, job.directives),
         divided=lambda scope: bool(job.directives.names("split", scope.members, scope.name)),
     )

@@ -67,12 +67,14 @@ def plan_scopes(
     most_bytes: float = math.inf,
     whole: Callable[[Scope], bool] = lambda scope: False,
     divided: Callable[[Scope], bool] = lambda scope: False,
+    in_loop: bool = False,
 ) -> PlannedScopes:
     """A plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
     render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
     kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
-    faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided: see split_scopes.
+    faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided, in_loop: see
+    split_scopes.
     """
     faults = faults or FaultLog()
     text_of = render or render_kernel
@@ -104,6 +106,7 @@ def plan_scopes(
             pool=pool,
             faults=faults,
             most_bytes=most_bytes,
+            in_loop=in_loop,
             whole=whole,
             divided=divided,
         )

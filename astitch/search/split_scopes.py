@@ -67,10 +67,11 @@ WORTH, SPILL_WORTH, CODE_SIZE_WORTH = 0.95, 0.6, 1.02
 times what was measured on an H100, so that less than 0.6 is sure.  Of a long one: a launch more is worth the seconds
 that it takes to compile."""
 
-XLA_WORTH, XLA_GAIN_US = 0.9, 2.0
-"""The same for XLA's fusions in the place of a healthy kernel, and what they must gain.  Of such kernels with barriers
-projections are up to a tenth too slow: a batch norm's two kernels took 0.9 of the time of one where 0.8 is projected,
-those of a small norm's gradient as long as one where 0.9 is."""
+XLA_WORTH, XLA_GAIN_US, GAIN_OF_TURN_US = 0.9, 2.0, 0.5
+"""The same for XLA's fusions in the place of a healthy kernel, and what they must gain; the latter in each turn of a
+loop: a cell of an LSTM with a barrier took 200 turns 0.5 ms longer on an H100 than two fusions.
+Of kernels with barriers projections are up to a tenth too slow: a batch norm's two kernels took 0.9 of the time of one
+where 0.8 is projected, those of a small norm's gradient as long as one where 0.9 is."""
 
 DRAFT_SHARE = 0.8
 """A planned and compiled split takes at least this share of its draft's time.  For splits of spilling kernels of five
@@ -224,7 +225,7 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
 class _Best:
     """The best split that was found for a structure.  limit: statements of a part.  cover, parts: of `scope`, as they
     are in `graph`.  parts_us: of all of them; as drafted where that was reason enough to keep the scope.
-    reason, whole_us: why it was looked for, and the time of one kernel."""
+    reason, whole_us: why it was looked for, and the time of one kernel.  bound_us: what a split must stay below."""
 
     limit: int
     cover: Cover
@@ -234,10 +235,11 @@ class _Best:
     parts_us: float
     reason: Reason
     whole_us: float
+    bound_us: float = math.inf
 
     @property
     def is_worth(self) -> bool:
-        return self.parts_us < _bound_us(self.reason.symptom, self.whole_us)
+        return self.parts_us < self.bound_us
 
 
 class _Splitter:
@@ -256,8 +258,9 @@ class _Splitter:
         faults: FaultLog,
         whole: Callable[[Scope], bool],
         divided: Callable[[Scope], bool],
+        gain_us: float,
     ) -> None:
-        self.stays_whole, self.is_divided = whole, divided
+        self.stays_whole, self.is_divided, self.gain_us = whole, divided, gain_us
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
         self.finalize, self.pool, self.faults = finalize, pool, faults
@@ -332,7 +335,7 @@ class _Splitter:
     ) -> Reason | None:
         if reason := why_split(plan, self.gpu, projection):
             return reason
-        bound_us = _bound_us(Symptom.XLA, projection.time_us)
+        bound_us = self.bound_us(Symptom.XLA, projection.time_us)
         if bound_us <= work_of(plan).bound_us(self.gpu):
             return None  # several kernels move no less
         proposal = self.find_proposal(plan.arrangement.graph, plan.scope, structure)
@@ -343,6 +346,17 @@ class _Splitter:
             f"{proposal.least_us:.1f} us"
         )
         return Reason(Symptom.XLA, detail)
+
+    def bound_us(self, symptom: Symptom, whole_us: float) -> float:
+        """What a split must stay below."""
+        match symptom:
+            case Symptom.SPILL:
+                return whole_us * SPILL_WORTH
+            case Symptom.CODE_SIZE:
+                return whole_us * CODE_SIZE_WORTH
+            case Symptom.XLA:
+                return min(whole_us * XLA_WORTH, whole_us - self.gain_us)
+        return whole_us * WORTH
 
     def find_proposal(self, graph: Graph, scope: Scope, structure: Structure) -> Proposal | None:
         """What XLA would make of a scope; None where that is one fusion, or would take long to find."""
@@ -525,7 +539,7 @@ class _Splitter:
             limit = min(limit, math.ceil(SHORTER * length))
         penalty = estimate_penalty(self.gpu, max_statements=limit)
         as_xla = reason.symptom is Symptom.XLA
-        bound_us = _bound_us(reason.symptom, whole_us)
+        bound_us = self.bound_us(reason.symptom, whole_us)
         most_us = bound_us / DRAFT_SHARE if as_xla else math.inf
         drafted_us = [most_us]
 
@@ -541,7 +555,7 @@ class _Splitter:
         )
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = self.rate_draft(parts, most_us)
-        best = _Best(limit, cover, graph, scope, parts, parts_us, reason, whole_us)
+        best = _Best(limit, cover, graph, scope, parts, parts_us, reason, whole_us, bound_us)
         if whole and bound_us <= best.parts_us:
             self.begin_to_finalize(whole)  # it will hardly be split
         hopeless = bound_us <= best.parts_us * DRAFT_SHARE
@@ -646,18 +660,6 @@ class _Splitter:
             self.add(part, rounds - 1)
 
 
-def _bound_us(symptom: Symptom, whole_us: float) -> float:
-    """What a split must stay below."""
-    match symptom:
-        case Symptom.SPILL:
-            return whole_us * SPILL_WORTH
-        case Symptom.CODE_SIZE:
-            return whole_us * CODE_SIZE_WORTH
-        case Symptom.XLA:
-            return min(whole_us * XLA_WORTH, whole_us - XLA_GAIN_US)
-    return whole_us * WORTH
-
-
 def _sum_times(
     parts: Scopes,
     plan: MakePlan,
@@ -701,6 +703,7 @@ def split_scopes(
     most_bytes: float = math.inf,
     whole: Callable[[Scope], bool] = lambda scope: False,
     divided: Callable[[Scope], bool] = lambda scope: False,
+    in_loop: bool = False,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
@@ -708,6 +711,7 @@ def split_scopes(
     finalize: has the kernels of plans that will stay compiled meanwhile, one of each structure.
     pool: plans scopes before their turn, with the same result.
     most_bytes: that the program may take beside its arguments, as far as that is a matter of its kernels' scratch.
+    in_loop: the kernels are launched in each turn of a loop.
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     whole: is a stitch op to stay whole?  divided: is it to be split, whatever that costs?
@@ -724,6 +728,7 @@ def split_scopes(
         faults or FaultLog(),
         whole,
         divided,
+        GAIN_OF_TURN_US if in_loop else XLA_GAIN_US,
     )
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:

@@ -359,6 +359,28 @@ def test_a_split_must_gain_five_percent(parts_us: float, taken: bool) -> None:
     assert bool(planned.splits[0].parts) == taken
 
 
+@pytest.mark.parametrize(
+    ("gain_us", "in_loop", "taken"), [(1.5, True, True), (1.5, False, False), (0.4, True, False)]
+)
+def test_a_turn_is_worth_less_time(
+    monkeypatch: pytest.MonkeyPatch, gain_us: float, in_loop: bool, taken: bool
+) -> None:
+    """XLA's fusions may take so much less than a kernel of 6 us."""
+    graph = statistics(2)
+    whole = scopes_of(graph).scopes[0].members
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        share = len(plan.scope.members) / len(whole)
+        time_us = 6.0 if share == 1 else (6.0 - gain_us) * share
+        return replace(project_plan(plan, resources), time_us=time_us, barriers_us=0.0)
+
+    monkeypatch.setattr(module, "why_split", lambda plan, gpu, projection: None)
+    planned = split_scopes(
+        scopes_of(graph), H100, plan=plan_on_h100, project=project, in_loop=in_loop
+    )
+    assert any(s.parts for s in planned.splits) is taken
+
+
 # ---- whole programs
 
 

@@ -49,3 +49,28 @@ def test_few_rows_are_a_kernel() -> None:
 def test_what_is_native_stays_as_it_was() -> None:
     text, _ = compile_sums("float32", "add", 1000, 1 << 22)
     assert "= f32[1000]{0} scatter(" in text
+
+
+def test_a_loop_s_scatter_computes_its_updates() -> None:
+    """As outside of loops: no kernel of the body writes what the edges of a graph hand on."""
+    import jax
+    import jax.numpy as jnp
+
+    import astitch
+
+    nodes, edges = 100_000, 1_000_000
+
+    def spread(start: Any, end: Any) -> Any:
+        def turn(rank: Any, _: None) -> Any:
+            got = jnp.zeros(nodes).at[end].add((rank * 0.5)[start])
+            new = 0.85 * got + 0.15 / nodes
+            return new, jnp.abs(new - rank).sum()
+
+        return jax.lax.scan(turn, jnp.full(nodes, 1 / nodes), None, length=20)
+
+    def make() -> Any:
+        return jnp.zeros(edges, jnp.int32), jnp.zeros(edges, jnp.int32)
+
+    with astitch.enabled(gpu=GPU):
+        compiled = compile_ahead(Program(spread, make))
+    assert compiled.memory_analysis().temp_size_in_bytes < edges  # not of four bytes each
