@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 EXAMPLES = ("flax_nnx", "flax_linen", "equinox_train", "optax_train", "keras_jax")
 SIDES = ("plain", "stitched")
-WARM, STEPS = 20, 520  # a training of each length: the difference leaves out compilation
+WARM, STEPS = 20, 420  # a training of each length: the difference leaves out compilation
 
 
 def measure(name: str, side: str) -> dict[str, object]:
