@@ -85,7 +85,7 @@ def name_layer(place: str) -> str:
     names = [name for scope in scopes if (name := _unwrap(scope)) and name not in _NO_SCOPE]
     if names:
         return "/".join(names[:DEEPEST])
-    return line or ELSEWHERE
+    return line.rpartition("/")[2] or ELSEWHERE
 
 
 def _unwrap(scope: str) -> str:

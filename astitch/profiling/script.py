@@ -127,7 +127,11 @@ def _read_hlo(module: Any) -> bytes:
     made = _jax.mlir.mlir_module_to_xla_computation(
         written.getvalue(), use_tuple_args=False, return_tuple=False
     )
-    return bytes(made.as_serialized_hlo_module_proto())
+    # In a profile nothing is donated, on either side.
+    proto = read_module(bytes(made.as_serialized_hlo_module_proto()))
+    proto.ClearField("input_output_alias")
+    proto.ClearField("buffer_donor")
+    return bytes(proto.SerializeToString(deterministic=True))
 
 
 def _count_bytes(hlo: bytes) -> int:

@@ -14,7 +14,7 @@ from astitch.profiling.report import MEMORY, Kernel, Machine, Report, Side
         ("m.py:4 jit(step)/jvp(Model)/Block_0/Dense_1/dot_general", "Model/Block_0/Dense_1"),
         ("m.py:4 jit(step)/transpose(jvp(Model))/Block_0/mul", "Model/Block_0"),
         ("m.py:4 jit(step)/jvp()/mul", "m.py:4"),
-        ("m.py:4 jit(f)/jit(softmax)/exp", "m.py:4"),
+        ("/usr/lib/m.py:4 jit(f)/jit(softmax)/exp", "m.py:4"),
         ("m.py:4 jit(f)/while/body/Cell_0/tanh", "Cell_0"),
         ("m.py:4 jit(f)/a/b/c/d/e/tanh", "a/b/c/d"),
         ("broadcast.5", ELSEWHERE),

@@ -96,3 +96,16 @@ def test_a_page_of_what_changed(train: Path, tmp_path: Path) -> None:
 def test_a_diff_wants_a_base(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(train), "--diff", "diff.html"]) == 2
     assert "name the base with --compare" in capsys.readouterr().err
+
+
+def test_nothing_is_donated(tmp_path: Path) -> None:
+    """On neither side, so that both have the same copies."""
+    (tmp_path / "train.py").write_text(
+        TRAIN.replace("@jax.jit\ndef step", "@jax.jit(donate_argnums=0)\ndef step")
+        .replace("@jax.jit(", "@__import__('functools').partial(jax.jit, ")
+        .replace("assert ", "# ")
+    )
+    target = script.read_script(str(tmp_path / "train.py"), most=1)[0]
+    assert isinstance(target.hlo, bytes)
+    module = script.read_module(target.hlo)
+    assert not module.HasField("input_output_alias") and not module.HasField("buffer_donor")
