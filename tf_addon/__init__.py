@@ -3,6 +3,7 @@
     tf_addon.enable()    every `tf.function(jit_compile=True)`, Keras model and SavedModel signature, from now on
     tf_addon.disable()   XLA's again; `with tf_addon.enabled():` is both
     tf_addon.function    one function, enabled or not: `@tf_addon.function` where `@tf.function` stood
+    tf_addon.never       one function that stays XLA's: `@tf_addon.never`
     tf_addon.report()    what was compiled, run, and left to XLA, and why
 
 Importing it imports neither TensorFlow nor JAX.
@@ -11,7 +12,7 @@ Importing it imports neither TensorFlow nor JAX.
 from __future__ import annotations
 
 from tf_addon.enabling import disable, enable, enabled, report
-from tf_addon.functions import function
+from tf_addon.functions import function, never
 from tf_addon.report import Report
 
-__all__ = ["Report", "disable", "enable", "enabled", "function", "report"]
+__all__ = ["Report", "disable", "enable", "enabled", "function", "never", "report"]

@@ -75,6 +75,29 @@ def function(
     return whole if buckets is None else Bucketed(whole, sorted(set(buckets)))
 
 
+def never(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """tf.function(jit_compile=True) that XLA compiles and runs, also where the add-on is enabled.
+
+    Decorates with or without arguments.  options: those of tf.function; a tf.function keeps its own.
+    Raises InvalidOption for jit_compile=False: such a function never goes through astitch.
+    """
+    if fn is None:
+        return functools.partial(never, **options)
+    import tensorflow as tf
+
+    from tf_addon.marked_function import NEVER, mark, options_of
+
+    if isinstance(fn, tf.__internal__.function.Function):
+        fn, options = fn.python_function, {**options_of(fn), **options}
+    if options.get("jit_compile") is False:
+        raise InvalidOption(
+            "tf_addon.never: jit_compile=False, and TensorFlow runs it anyway\n  use tf.function"
+        )
+    whole = tf.function(fn, **{**options, "jit_compile": True})
+    marked: Callable[..., Any] = mark(whole, NEVER)
+    return marked
+
+
 def _stitch(fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -> Any:
     """The function by a tier: a tf.function, or a PythonTier."""
     import tensorflow as tf

@@ -7,6 +7,7 @@ a SavedModel gets the function without it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,10 @@ from tensorflow.python.saved_model import save_context
 
 MARK = {"api_preferred_device": "astitch"}
 """An attribute that tf.function accepts and keeps, and that means nothing to TensorFlow without another one."""
+
+
+NEVER = {"api_preferred_device": "xla"}
+"""The same of a function that is XLA's, whatever is enabled."""
 
 
 class MarkedFunction(tf.__internal__.function.Function):  # type: ignore[misc]
@@ -47,10 +52,10 @@ class MarkedFunction(tf.__internal__.function.Function):  # type: ignore[misc]
         return super()._get_concrete_function_garbage_collected(*args, **kwargs)
 
 
-def mark(function: Any) -> Any:
-    """The same tf.function with the mark."""
+def mark(function: Any, attribute: Mapping[str, str] = MARK) -> Any:
+    """The same tf.function with the mark, MARK or NEVER."""
     options = options_of(function)
-    attributes = {**options["experimental_attributes"], **MARK}
+    attributes = {**options["experimental_attributes"], **attribute}
     marked = MarkedFunction(
         function.python_function,
         function._name,

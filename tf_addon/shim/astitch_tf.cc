@@ -222,6 +222,9 @@ constexpr int kLeastLaunches = 3;  // fewer are no slower one by one
 constexpr size_t kMostGraphs = 16, kMostSeen = 64;  // sets of addresses of one program: with graphs, and seen once
 constexpr char kMark[] = "api_preferred_device";  // survives into forward and backward functions
 constexpr char kMarked[] = "astitch";
+constexpr char kNever[] = "xla";  // not ours, whether or not the add-on is enabled
+
+enum class Mark { kNone, kOurs, kNever };
 
 // Consecutive steps, which are one graph if they can be captured.
 struct StepRun {
@@ -808,20 +811,20 @@ class AstitchKernel : public AsyncOpKernel {
  public:
   // xla: XLA's own kernel, or null with what XLA said.
   AstitchKernel(OpKernelConstruction* construction, std::unique_ptr<OpKernel> xla, absl::Status refusal,
-                NameAttrList function, std::vector<int> constants, std::vector<int> resources, bool marked)
+                NameAttrList function, std::vector<int> constants, std::vector<int> resources, Mark mark)
       : AsyncOpKernel(construction),
         xla_(std::move(xla)),
         refusal_(std::move(refusal)),
         function_(std::move(function)),
         constants_(std::move(constants)),
         resources_(std::move(resources)),
-        marked_(marked),
+        mark_(mark),
         library_(construction->function_library()),
         device_(library_->device()->name()),
         shared_(find_function(function_.name(), device_)) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const bool wanted = state().taken || marked_;
+    const bool wanted = mark_ == Mark::kOurs || (mark_ == Mark::kNone && state().taken);
     if (!wanted) return run_xla(ctx, std::move(done), /*counted=*/false);
     if (!xla_) {
       if (!told_.exchange(true)) refuse(refusal_.message(), kOpByOp);
@@ -1181,7 +1184,7 @@ class AstitchKernel : public AsyncOpKernel {
   const absl::Status refusal_;
   const NameAttrList function_;
   const std::vector<int> constants_, resources_;
-  const bool marked_;
+  const Mark mark_;
   FunctionLibraryRuntime* const library_;
   const std::string device_;
   Function* const shared_;
@@ -1222,10 +1225,11 @@ class Creator : public CustomKernelCreator {
         device->resource_manager(), properties, xla ? xla->input_memory_types() : host_inputs,
         xla ? xla->output_memory_types() : host_outputs, library->graph_def_version(), &status);
     const auto& attributes = body->record->fdef().attr();
-    const auto mark = attributes.find(kMark);
-    const bool marked = mark != attributes.end() && mark->second.s() == kMarked;
+    const auto found = attributes.find(kMark);
+    const std::string said = found == attributes.end() ? "" : found->second.s();
+    const Mark mark = said == kMarked ? Mark::kOurs : said == kNever ? Mark::kNever : Mark::kNone;
     *kernel = std::make_unique<AstitchKernel>(&construction, std::move(xla), refusal, std::move(function),
-                                              std::move(constants), std::move(resources), marked);
+                                              std::move(constants), std::move(resources), mark);
     return status;
   }
 
