@@ -655,6 +655,11 @@ def _render_scan(step: k.ScanAcross) -> str:
     return f"scan_columns<Reduce{step.reducer}, {sizes}>({arguments});"
 
 
+def _emit_sort(printer: _Printer, step: k.SortAcross) -> Iterator[str]:
+    sizes = f"{step.steps}, {step.width}, {step.threads}, {k.SORTED_CHUNK}"
+    yield f"sort_row<Reduce{step.reducer}, {sizes}>({step.state}, {step.slot or 'nullptr'});"
+
+
 def _emit_finish(printer: _Printer, step: k.Finish) -> Iterator[str]:
     fields = ", ".join(render(v) for v in step.inits)
     state, reducer = f"{step.state}[i]", f"Reduce{step.reducer}"
@@ -842,6 +847,7 @@ EMITTERS: dict[type[k.Statement], Callable[[_Printer, Any], Iterator[str]]] = {
     k.AccumulateState: _emit_accumulate_state,
     k.ReduceAcross: _emit_reduction,
     k.ScanAcross: _emit_scan,
+    k.SortAcross: _emit_sort,
     k.Finish: _emit_finish,
     k.Publish: _emit_publish,
     k.Collect: _emit_collect,

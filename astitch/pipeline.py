@@ -44,6 +44,7 @@ from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
 from astitch.rewrite.restore_windows import restore_windows
+from astitch.rewrite.row_sorts import sort_rows
 from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.short_reductions import write_out_short_reductions
 from astitch.rewrite.simplify import simplify
@@ -395,6 +396,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
     _rewrite("take_largest", lambda graph, job: take_largest(graph)),
+    _rewrite("sort_rows", lambda graph, job: sort_rows(graph)),
     _rewrite("reduce_few_rows", _reduce_few_rows),
     _rewrite("reduce_sorted_rows", _reduce_sorted_rows),
     _rewrite(

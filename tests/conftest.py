@@ -84,3 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def sorts_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel sorts: short sorts stand for what is left to XLA, as long ones are."""
+    monkeypatch.setattr("astitch.pipeline.sort_rows", lambda graph: graph)
+    monkeypatch.setattr("astitch.graph.ops.windows.MOST_SORTED", 0)

@@ -27,6 +27,7 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.native_scatters import combine_natively
+from astitch.rewrite.row_sorts import sort_rows
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.sorted_scatters import reduce_sorted_rows
 from astitch.rewrite.top_k import take_largest
@@ -63,6 +64,7 @@ def draw(random: np.random.Generator) -> Drawn:
         draw_count,
         draw_gradient,
         draw_top_k,
+        draw_sort,
         draw_search,
     )
     make = makes[int(random.integers(len(makes)))]
@@ -196,7 +198,7 @@ def draw_gradient(random: np.random.Generator) -> Drawn:
 
 def draw_top_k(random: np.random.Generator) -> Drawn:
     dtype, columns = draw_dtype(random), int(random.choice([9, 33, 200]))
-    k = int(random.integers(1, 9))
+    k = min(int(random.choice([*range(1, 9), 20, 100])), columns)
 
     def fn(x: Any, i: Any) -> Any:
         values, places = lax.top_k(x * 2, k)
@@ -204,6 +206,24 @@ def draw_top_k(random: np.random.Generator) -> Drawn:
 
     x = random.permutation(columns * 6).reshape(6, columns).astype(dtype)
     return Drawn(f"top {k} of {columns} {np.dtype(dtype)}", fn, (x, np.zeros(1, np.int32)))
+
+
+def draw_sort(random: np.random.Generator) -> Drawn:
+    dtype, columns = draw_dtype(random), int(random.choice([2, 9, 33, 200, 700]))
+    axis, descending = int(random.integers(2)), bool(random.integers(2))
+    share = int(random.integers(1, columns + 1))
+
+    def fn(x: Any, i: Any) -> Any:
+        order = jnp.argsort(x, axis, descending=descending)
+        _, other = lax.sort((x * 2, x + 1), dimension=axis, num_keys=1)
+        first = lax.slice_in_dim(order, 0, share, axis=axis)
+        sorted_ = jnp.sort(x, axis, descending=descending)
+        return sorted_, order, first, other, jnp.cumsum(sorted_, axis), i
+
+    x = random.integers(-9, 9, (5, columns)).astype(dtype)
+    x = x if axis else np.ascontiguousarray(x.T)
+    text = f"sort of {x.shape} {np.dtype(dtype)} along {axis}, descending: {descending}"
+    return Drawn(text, fn, (x, np.zeros(1, np.int32)))
 
 
 def draw_search(random: np.random.Generator) -> Drawn:
@@ -247,7 +267,7 @@ def compare(drawn: Drawn) -> str:
 def rewrite_in_any_order(graph: Graph) -> Graph:
     """As through XLA's hook, where scatters may combine in any order."""
     expanded = expand(simplify(graph))
-    reduced = reduce_sorted_rows(reduce_few_rows(take_largest(expanded)))
+    reduced = reduce_sorted_rows(reduce_few_rows(sort_rows(take_largest(expanded))))
     return check_graph(combine_natively(reduced))
 
 

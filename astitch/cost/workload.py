@@ -685,6 +685,29 @@ def _price_scan(counter: Counter, step: k.ScanAcross, frame: Frame) -> None:
     counter.delay(chain * frame.trips)
 
 
+def _price_sort(counter: Counter, step: k.SortAcross, frame: Frame) -> None:
+    """Rounds of a bitonic network: within a thread, between the lanes of a warp, and through shared memory."""
+    exchanges = Exchanges(counter.reducers[step.reducer])
+    words = exchanges.fields * counter.reducers[step.reducer].state_bytes / 4
+    count = step.padded
+    bits = int(math.log2(count * step.threads))
+    own, lanes = int(math.log2(step.width)), int(math.log2(step.threads))
+    across = sum(min(max(level - own, 0), lanes) for level in range(1, bits + 1))
+    rounds = bits * (bits + 1) // 2
+    warps = max(lanes - 5, 0)
+    shared = sum(max(min(level - own - 5, warps), 0) for level in range(1, bits + 1))
+    exchanges.add_combinations(rounds * count)
+    exchanges.add(_I, 2.0 * words * rounds * count)
+    exchanges.add(Unit.SHUFFLE, words * (across - shared) * count)
+    exchanges.add(Unit.SHARED, 2.0 * words * shared * count)
+    chain = (rounds - shared) * exchanges.butterfly(1, count)
+    chain += shared * (2 * SHARED_CYCLES + exchanges.latency) * math.ceil(count / k.SORTED_CHUNK)
+    counter.registers.use(step.state)
+    counter.add_quietly(exchanges.mix, frame)
+    counter.sync(frame, 2.0 * shared * math.ceil(count / k.SORTED_CHUNK))
+    counter.delay(chain * frame.trips)
+
+
 # ---- block groups
 
 
@@ -845,6 +868,7 @@ PRICES: dict[type[k.Statement], Callable[[Counter, Any, Frame], None]] = {
     k.AccumulateState: _price_accumulate_state,
     k.ReduceAcross: _price_reduction,
     k.ScanAcross: _price_scan,
+    k.SortAcross: _price_sort,
     k.Finish: _price_finish,
     k.Publish: _price_publish,
     k.Collect: _price_collect,

@@ -459,6 +459,123 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
     for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
 }
 
+// ---- sorts -------------------------------------------------------------------------------------------------
+
+// The same states of the thread whose number differs by mask: by the lanes of a warp, or CHUNK at a time through shared
+// memory.
+template <class R, int THREADS, int CHUNK, int COUNT, class Slot>
+__device__ __forceinline__ void fetch_sorted(typename R::State (&states)[COUNT], Slot slot, int mask)
+{
+    if (THREADS <= 32 || mask < 32) {
+#pragma unroll
+        for (int r = 0; r < COUNT; ++r) states[r].f0 = shuffle_value(states[r].f0, mask);
+        return;
+    }
+    if constexpr (THREADS > 32) {
+        constexpr int TOGETHER = COUNT < CHUNK ? COUNT : CHUNK;
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += TOGETHER) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) slot[i * blockDim.x + threadIdx.x] = states[begin + i];
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) states[begin + i] = slot[i * blockDim.x + (threadIdx.x ^ mask)];
+            __syncthreads();
+        }
+    }
+}
+// Each state r and the other thread's r ^ FLIP: the first thread of both keeps the less.
+template <class R, int THREADS, int CHUNK, int FLIP, int COUNT, class Slot>
+__device__ __forceinline__ void exchange_sorted(
+    typename R::State (&states)[COUNT], Slot slot, int mask, bool is_first)
+{
+    typename R::State others[COUNT];
+#pragma unroll
+    for (int r = 0; r < COUNT; ++r) others[r] = states[r ^ FLIP];
+    fetch_sorted<R, THREADS, CHUNK>(others, slot, mask);
+#pragma unroll
+    for (int r = 0; r < COUNT; ++r)
+        if ((others[r].f0 < states[r].f0) == is_first) states[r].f0 = others[r].f0;
+}
+
+// The states of one thread whose numbers differ by MASK.
+template <class R, int MASK, int COUNT>
+__device__ __forceinline__ void order_states(typename R::State (&states)[COUNT])
+{
+#pragma unroll
+    for (int r = 0; r < COUNT; ++r) {
+        const int other = r ^ MASK;
+        if (other < r || !(states[other].f0 < states[r].f0)) continue;
+        const auto least = states[other].f0;
+        states[other].f0 = states[r].f0;
+        states[r].f0 = least;
+    }
+}
+template <class R, int FROM, int TO, int COUNT>
+__device__ __forceinline__ void order_strides(typename R::State (&states)[COUNT])
+{
+    if constexpr (FROM >= TO && FROM > 0) {
+        order_states<R, FROM>(states);
+        order_strides<R, FROM / 2, TO>(states);
+    }
+}
+// Pairs of ordered runs within a thread, from SIZE elements of both on.
+template <class R, int SIZE, int MOST, int COUNT>
+__device__ __forceinline__ void merge_in_thread(typename R::State (&states)[COUNT])
+{
+    if constexpr (SIZE <= MOST) {
+        order_states<R, SIZE - 1>(states);
+        order_strides<R, SIZE / 4, 1>(states);
+        merge_in_thread<R, SIZE * 2, MOST>(states);
+    }
+}
+// Runs of the threads' steps: number (step, thread, width).
+template <class R, int STEPS, int MOST, int WIDTH, int THREADS, int CHUNK, int COUNT, class Slot>
+__device__ __forceinline__ void merge_steps(typename R::State (&states)[COUNT], Slot slot)
+{
+    if constexpr (STEPS <= MOST) {
+        constexpr int FLIP = STEPS * WIDTH - 1;
+        // The other half of the run is in later steps, from the last thread to the first.
+        typename R::State mirrored[COUNT];
+#pragma unroll
+        for (int r = 0; r < COUNT; ++r) mirrored[r] = states[r ^ FLIP];
+        fetch_sorted<R, THREADS, CHUNK>(mirrored, slot, THREADS - 1);
+#pragma unroll
+        for (int r = 0; r < COUNT; ++r)
+            if ((mirrored[r].f0 < states[r].f0) == ((r & (STEPS / 2 * WIDTH)) == 0)) states[r].f0 = mirrored[r].f0;
+        order_strides<R, STEPS * WIDTH / 4, WIDTH>(states);
+#pragma unroll 1
+        for (int mask = THREADS / 2; mask > 0; mask >>= 1)
+            exchange_sorted<R, THREADS, CHUNK, 0>(states, slot, mask, (threadIdx.x & mask) == 0);
+        order_strides<R, WIDTH / 2, 1>(states);
+        merge_steps<R, STEPS * 2, MOST, WIDTH, THREADS, CHUNK>(states, slot);
+    }
+}
+
+// A row in the order of scan_row, the least first: a bitonic network whose runs all ascend.  What a thread has beyond its
+// states is the identity, which is the largest.
+// slot: CHUNK states for each thread of the block, where a row has more threads than a warp.
+template <class R, int STEPS, int WIDTH, int THREADS, int CHUNK, int COUNT, class Slot>
+__device__ __forceinline__ void sort_row(typename R::State (&given)[COUNT], Slot slot)
+{
+    constexpr int MOST = STEPS <= 1 ? 1 : STEPS <= 2 ? 2 : STEPS <= 4 ? 4 : STEPS <= 8 ? 8 : 16;
+    typename R::State states[MOST * WIDTH];
+#pragma unroll
+    for (int r = 0; r < MOST * WIDTH; ++r) states[r] = r < COUNT ? given[r < COUNT ? r : 0] : R::identity();
+    merge_in_thread<R, 2, WIDTH>(states);
+#pragma unroll 1
+    for (int size = 2; size <= THREADS; size *= 2) {
+        exchange_sorted<R, THREADS, CHUNK, WIDTH - 1>(states, slot, size - 1, (threadIdx.x & (size / 2)) == 0);
+#pragma unroll 1
+        for (int mask = size / 4; mask > 0; mask >>= 1)
+            exchange_sorted<R, THREADS, CHUNK, 0>(states, slot, mask, (threadIdx.x & mask) == 0);
+        order_strides<R, WIDTH / 2, 1>(states);
+    }
+    merge_steps<R, 2, MOST, WIDTH, THREADS, CHUNK>(states, slot);
+#pragma unroll
+    for (int r = 0; r < COUNT; ++r) given[r] = states[r];
+}
+
 // WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart: within each thread, what comes
 // before it in the column, and the columns' totals.  The lanes of a warp that share a column first, then the warps or
 // threads that do.

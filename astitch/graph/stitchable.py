@@ -13,6 +13,7 @@ from astitch.graph.ir import (
     Graph,
     Node,
     OpaqueAttrs,
+    SortAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.ops.windows import find_running
@@ -82,6 +83,8 @@ def _has_form(node: Node, types: Sequence[ArrayType]) -> bool:
 
 def _why_not_running(graph: Graph, node: Node) -> str | None:
     """None when a kernel can compute the running reduction: it starts from the identity of its region."""
+    if isinstance(node.attrs, SortAttrs):
+        return None
     init, monoid = graph[node.operands[1]].attrs, monoid_of(node.regions[0])
     if not isinstance(init, ConstantAttrs):
         return "its init value is not a constant"

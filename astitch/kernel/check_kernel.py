@@ -617,7 +617,23 @@ def _check_scan(check: KernelCheck, step: k.ScanAcross, uniform: bool) -> Trace:
     return [*trace, *_check_handover(check, step, step.handover)] if step.handover else trace
 
 
-def _exchange_through(check: KernelCheck, step: k.ScanAcross, name: str, states: int) -> Trace:
+def _check_sort(check: KernelCheck, step: k.SortAcross, uniform: bool) -> Trace:
+    check.follow(step, uniform)
+    powers = all(n > 0 and n & (n - 1) == 0 for n in (step.threads, step.width))
+    check.require(
+        powers and step.threads <= check.kernel.block and step.steps > 0,
+        f"{step.state}: a sort by {step.threads} threads, {step.steps} x {step.width} states each",
+    )
+    states = k.count_sorted(step, check.kernel.block)
+    if not states:
+        return []
+    # The last exchange is read behind a barrier, and another follows it.
+    return [*_exchange_through(check, step, step.slot, states), None]
+
+
+def _exchange_through(
+    check: KernelCheck, step: k.ScanAcross | k.SortAcross, name: str, states: int
+) -> Trace:
     slot = check.slots.get(name)
     if slot is None:
         raise check.fault(f"{step.state} is scanned over several warps and has no shared memory")
@@ -785,6 +801,7 @@ RULES: dict[type[k.Statement], Callable[[KernelCheck, Any, bool], Trace]] = {
     k.AccumulateState: _check_accumulate_state,
     k.ReduceAcross: _check_reduction,
     k.ScanAcross: _check_scan,
+    k.SortAcross: _check_sort,
     k.Publish: _check_publish,
     k.Collect: _check_collect,
     k.Meeting: _check_meeting,

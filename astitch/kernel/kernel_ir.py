@@ -6,7 +6,7 @@
               | PrefetchRegisters | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | FetchRound
                                                                                  (prefetch_statements.py)
               | States | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
-              | AccumulateState | ReduceAcross | ScanAcross | Finish            (reduction_statements.py)
+              | AccumulateState | ReduceAcross | ScanAcross | SortAcross | Finish  (reduction_statements.py)
               | Publish | Collect | Meeting                                          (block_group_statements.py)
               | Loop | If | Switch | Choose | Rounds | TaskLoop | Current | Previous | Section | Common | Barrier
                                                                                      (nest_statements.py)
@@ -75,6 +75,7 @@ from astitch.kernel.prefetch_statements import (
     TakeVector,
 )
 from astitch.kernel.reduction_statements import (
+    SORTED_CHUNK,
     STRIDED_CHUNK,
     Accumulate,
     AccumulateBatch,
@@ -88,10 +89,12 @@ from astitch.kernel.reduction_statements import (
     Part,
     ReduceAcross,
     ScanAcross,
+    SortAcross,
     States,
     count_handed,
     count_lines,
     count_scanned,
+    count_sorted,
 )
 from astitch.kernel.statement import Statement
 
@@ -100,6 +103,7 @@ __all__ = [
     "EXACT",
     "FIRST_TAGGED_WORD",
     "PARTLY",
+    "SORTED_CHUNK",
     "STATEMENTS",
     "STRIDED_CHUNK",
     "Accumulate",
@@ -154,6 +158,7 @@ __all__ = [
     "Scratch",
     "Section",
     "Slot",
+    "SortAcross",
     "Start",
     "Statement",
     "States",
@@ -169,6 +174,7 @@ __all__ = [
     "count_handed",
     "count_lines",
     "count_scanned",
+    "count_sorted",
 ]
 
 BARRIER_STRIDE = 64
@@ -209,6 +215,7 @@ STATEMENTS: tuple[type[Statement], ...] = (
     AccumulateState,
     ReduceAcross,
     ScanAcross,
+    SortAcross,
     Finish,
     Publish,
     Collect,

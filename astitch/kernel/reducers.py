@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from astitch.graph.dimensions import array_of
-from astitch.graph.ir import ConstantAttrs, DType, Graph, Literal
+from astitch.graph.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+    SortAttrs,
+)
 from astitch.graph.joint_regions import joint_kind
 from astitch.graph.ops import monoid_of
 from astitch.kernel.kernel_ir import Reducer
@@ -38,6 +47,8 @@ IDENTITIES: Mapping[str, Callable[[DType], np.ndarray]] = {
 def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
     """The combiner of a reduce.  Sums and products of floats below 32 bits accumulate in f32, as XLA's do."""
     node = graph[name]
+    if isinstance(node.attrs, SortAttrs):
+        return _reducer_of_sort(node.dtype, number)
     region = node.regions[0]
     count = len(node.operands) // 2
     dtypes = [array_of(graph[o]).dtype for o in node.operands[:count]]
@@ -51,3 +62,13 @@ def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
     state = DType.F32 if wide else dtype
     identity = Literal.of(IDENTITIES[op](state))
     return Reducer(number, (state,), region, (identity,), commutative=True)
+
+
+def _reducer_of_sort(dtype: DType, number: int) -> Reducer:
+    """The states of a sort: each begins as the largest, which stands behind a row's own elements."""
+    scalar = ArrayType(dtype, ())
+    nodes = {n: Node(n, "parameter", scalar, (), ParameterAttrs(i)) for i, n in enumerate("ab")}
+    nodes["least"] = Node("least", "minimum", scalar, ("a", "b"))
+    region = Graph("least", nodes, ("a", "b"), ("least",))
+    identity = Literal.of(IDENTITIES["minimum"](dtype))
+    return Reducer(number, (dtype,), region, (identity,), commutative=True)

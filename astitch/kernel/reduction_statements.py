@@ -223,6 +223,44 @@ class ScanAcross(Statement):
             yield Evaluate(self.handover.part)
 
 
+@dataclass(frozen=True, slots=True)
+class SortAcross(Statement):
+    """Sort the states of the threads that share a row, the least first, in the order of ScanAcross.
+
+    A thread has steps x width states.  slot: shared states, "" where a row has no more threads than a warp.
+    """
+
+    state: str
+    steps: int
+    width: int
+    reducer: int
+    threads: int
+    slot: str
+
+    @property
+    def count(self) -> int:
+        """States of a thread."""
+        return self.steps * self.width
+
+    @property
+    def padded(self) -> int:
+        """States that it sorts: a power of two."""
+        return (1 << (self.steps - 1).bit_length()) * self.width
+
+    def effects(self) -> Iterator[Effect]:
+        yield Together(f"{self.state} is sorted across threads where not all of them come by")
+        yield Use(self.state, Held.STATE)
+
+
+SORTED_CHUNK = 4
+"""States of a thread that are exchanged at once when a row's threads are several warps."""
+
+
+def count_sorted(step: SortAcross, block: int) -> int:
+    """Shared states that a block exchanges in a sort."""
+    return block * min(step.padded, SORTED_CHUNK) if step.threads > 32 else 0
+
+
 def count_handed(step: ScanAcross) -> int:
     """Shared states through which a Handover comes."""
     return 2 * step.width * step.stride if step.columns else 2

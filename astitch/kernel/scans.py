@@ -24,6 +24,8 @@ class Scans:
 
     def scan_across(self, place: Placement) -> k.Statement:
         """A running reduction along the threads that share a row or columns, from what earlier tiles carry on."""
+        if place.root.space.running == "sorted":
+            return self.sort_across(place)
         m, name = self.mapping, place.root.name
         reducer = self.declarations.reducer(name)
         columns = bool(m.row)
@@ -51,6 +53,19 @@ class Scans:
             step = replace(step, carry=carry)
         if m.abreast > 1:
             step = replace(step, handover=self.handover(name, reducer, step))
+        return step
+
+    def sort_across(self, place: Placement) -> k.Statement:
+        """A sort of each row among the threads that share it."""
+        m, name = self.mapping, place.root.name
+        reducer = self.declarations.reducer(name)
+        state = self.states.names[name]
+        step = k.SortAcross(state, m.col_steps, m.vector, reducer.number, m.col_threads, "")
+        shared = k.count_sorted(step, m.block)
+        if shared:
+            step = replace(step, slot=self.exchange.find_slot(reducer, shared, 0))
+            self.exchange.count += 1
+            self.declarations.block_barriers += 1
         return step
 
     def handover(self, name: str, reducer: k.Reducer, step: k.ScanAcross) -> k.Handover:

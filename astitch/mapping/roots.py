@@ -91,8 +91,8 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         index = dimensions.canonical_index(name)
         along = frozenset(dimensions.atoms[name][running.dimension])
         bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
-        order = "backward" if running.backward else "forward"
-        parted = monoid_of(node.regions[0]) is not None
+        order = "sorted" if running.sorts else "backward" if running.backward else "forward"
+        parted = not running.sorts and monoid_of(node.regions[0]) is not None
         space = Space(dimensions.space(name), along, bytes_, running=order, parted=parted)
         return Root(name, RootKind.RUNNING, space, index, index)
     index = dimensions.canonical_index(name)
@@ -129,7 +129,8 @@ def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
     """What the root's own computation needs first."""
     node = graph[root.name]
     if root.kind in (RootKind.REDUCE, RootKind.RUNNING):
-        return tuple(Read(o, root.index) for o in node.operands[: len(node.operands) // 2])
+        inputs = node.operands[: (len(node.operands) + 1) // 2]  # a sort has no init value
+        return tuple(Read(o, root.index) for o in inputs)
     if root.kind is RootKind.POINTWISE:
         return (Read(root.name, root.index),)
     return ()

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from astitch.graph.ir import (
-    ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DType,
     GetTupleElementAttrs,
     Graph,
     IotaAttrs,
-    Literal,
     Node,
     SliceAttrs,
     SortAttrs,
@@ -27,36 +25,16 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, neutral_element
 from astitch.rewrite.draft import Draft, Log
-from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.simplify import rewrite_graph
-from astitch.rewrite.sort_orders import (
-    Order,
-    is_count,
-    is_flipped,
-    read_expression,
-    read_order,
-)
+from astitch.rewrite.sort_orders import Order, is_count
+from astitch.rewrite.sort_words import POSITION_BITS, SortWords
 
 MOST_ROUNDS = 8
 """Maxima of one row.  Each is a phase of a kernel."""
 
 MOST_COLUMNS = 1 << 16
 """Elements of a row: a block reads it again in each round."""
-
-POSITION_BITS = 32
-"""A word: the key in its upper half, below it how many elements stand behind this one."""
-
-_KEYS = (
-    DType.S8,
-    DType.S16,
-    DType.S32,
-    DType.U8,
-    DType.U16,
-    DType.U32,
-    DType.F16,
-    DType.BF16,
-    DType.F32,
-)
 
 
 def take_largest(graph: Graph, log: Log | None = None) -> Graph:
@@ -167,38 +145,14 @@ def _read_part(
     return _Part(reader.name, sort.name, number, count, is_last, backwards)
 
 
-class _Rounds(DraftOps):
-    """A sort or topk.  Its operand that is compared has the shape of `first`."""
+class _Rounds(SortWords):
+    """A sort or topk, of which the first and last elements are found one after the other."""
 
-    def __init__(self, origin: Node, draft: Draft) -> None:
-        super().__init__(origin, draft)
-        array = draft[origin.operands[0]].array
-        a = origin.attrs
-        self.shape = array.shape
-        self.dimension = a.dimension if isinstance(a, SortAttrs) else array.rank - 1
-        self.columns = self.shape[self.dimension]
-
-    def read(self) -> Order | None:
-        """None where the op stays."""
-        a = self.origin.attrs
-        if not 1 < self.columns <= MOST_COLUMNS:
-            return None
-        if isinstance(a, TopKAttrs):
-            order: Order | None = Order(0, "", a.largest, total=True)
-        else:
-            order = read_order(self.origin, self.draft)
-        if order is None:
-            return None
-        return order if self._key_dtype(order) in _KEYS else None
-
-    def _key_dtype(self, order: Order) -> DType:
-        if order.key:
-            return self.origin.regions[0][order.key].dtype
-        return self.draft[self.origin.operands[order.operand]].dtype
+    most_columns = MOST_COLUMNS
 
     def find(self, order: Order, counts: Mapping[bool, int]) -> dict[bool, list[str]]:
         """The words of so many first elements (False) and last ones (True), each with one column."""
-        key = self._order_bits(self._lift_key(order), order)
+        key = self.order_bits(self.lift_key(order), order)
         if not order.descending:
             key = self.add("not", DType.S32, self.shape, (key,))
         word = DType.S64
@@ -217,7 +171,7 @@ class _Rounds(DraftOps):
         assert neutral is not None
         while len(found) < count:
             is_left = self.compare(direction, self.words, self._spread(found[-1]))
-            nothing = self._fill(np.asarray(neutral), self.shape)
+            nothing = self.fill(np.asarray(neutral), self.shape)
             found.append(self._reduce(self.select(is_left, self.words, nothing), op))
         return found
 
@@ -241,87 +195,24 @@ class _Rounds(DraftOps):
         if not operand or is_count(self.draft, operand, self.dimension):
             dtype = self.draft[operand].dtype if operand else DType.S32
             return self.convert(self._position(word), dtype)
-        if number == order.operand and (decoded := self._decode(word, order)):
+        if number == order.operand and (decoded := self.decode(word, order)):
             return decoded
         # The bits of the one element that the word stands for.
         x = self.draft[operand].array
         is_own = self.compare("EQ", self.words, self._spread(word))
         bits = _BITS[x.dtype.bytes]
-        raw = self.convert(operand, bits) if x.dtype is DType.PRED else self._bitcast(operand, bits)
+        raw = self.convert(operand, bits) if x.dtype is DType.PRED else self.bitcast(operand, bits)
         none = self.splat(0, bits, self.shape)
         found = self._reduce(self.select(is_own, raw, none), "or")
         if x.dtype is DType.PRED:
             return self.convert(found, x.dtype)
-        return self._bitcast(found, x.dtype)
+        return self.bitcast(found, x.dtype)
 
     def _position(self, word: str) -> str:
         shape = self.draft[word].shape
-        mask = self._fill(np.asarray((1 << POSITION_BITS) - 1), shape)
+        mask = self.fill(np.asarray((1 << POSITION_BITS) - 1), shape)
         behind = self.both("and", word, mask)
         return self.both("subtract", self.splat(self.columns - 1, DType.S64, shape), behind)
-
-    def _decode(self, word: str, order: Order) -> str | None:
-        """The compared value itself, where its key tells it."""
-        dtype = self.draft[self.origin.operands[order.operand]].dtype
-        shape = self.draft[word].shape
-        shift = self.splat(POSITION_BITS, DType.S64, shape)
-        key = self.convert(self.both("shift-right-arithmetic", word, shift), DType.S32)
-        if not order.descending:
-            key = self.add("not", DType.S32, shape, (key,))
-        if order.key:
-            expression = read_expression(self.origin.regions[0], order.key)
-            if len(expression) > 1:
-                return self._bitcast(self._flip(key), dtype) if is_flipped(expression) else None
-            if dtype.is_float and not order.total:
-                return None  # -0 counts as 0
-        if dtype.is_float:
-            return self.convert(self._bitcast(self._flip(key), DType.F32), dtype)
-        if dtype is DType.U32:
-            sign = self._fill(np.asarray(-(1 << 31), np.int32), shape)
-            return self._bitcast(self.both("xor", key, sign), dtype)
-        return self.convert(key, dtype)
-
-    def _lift_key(self, order: Order) -> str:
-        """What is compared, of all elements."""
-        operand = self.origin.operands[order.operand]
-        if not order.key:
-            return operand
-        region = self.origin.regions[0]
-        alone = Graph(region.name, region.nodes, region.parameters, (order.key,))
-        return self.lift(
-            alone, [self.origin.operands[n // 2] for n in range(len(region.parameters))]
-        )
-
-    def _order_bits(self, key: str, order: Order) -> str:
-        """s32 of the same order.  A NaN is the largest or the smallest, by its sign; -0 is 0 unless the order is
-        total."""
-        dtype, shape = self.draft[key].dtype, self.shape
-        if dtype.is_float:
-            key = self.convert(key, DType.F32)
-            if not order.total:
-                zero = self.splat(0, DType.F32, shape)
-                key = self.select(self.compare("EQ", key, zero), zero, key)
-            return self._flip(self._bitcast(key, DType.S32))
-        if dtype is DType.U32:
-            sign = self._fill(np.asarray(-(1 << 31), np.int32), shape)
-            return self.both("xor", self._bitcast(key, DType.S32), sign)
-        return self.convert(key, DType.S32)
-
-    def _flip(self, bits: str) -> str:
-        """All but the sign, where it is set: floats as integers, and back."""
-        shape = self.draft[bits].shape
-        sign = self.both("shift-right-arithmetic", bits, self.splat(31, DType.S32, shape))
-        rest = self._fill(np.asarray((1 << 31) - 1, np.int32), shape)
-        return self.both("xor", bits, self.both("and", sign, rest))
-
-    def _bitcast(self, x: str, dtype: DType) -> str:
-        if self.draft[x].dtype is dtype:
-            return x
-        return self.add("bitcast-convert", dtype, self.draft[x].shape, (x,))
-
-    def _fill(self, value: np.ndarray, shape: tuple[int, ...]) -> str:
-        literal = ConstantAttrs(Literal.of(value))
-        return self.spread(self.add("constant", DType.of(value.dtype), (), (), literal), shape)
 
     def _spread(self, one: str) -> str:
         """One column along all."""
@@ -337,7 +228,7 @@ class _Rounds(DraftOps):
         combine = region.end("combine", region.op(op, dtype, ("a", "b")))
         neutral = neutral_element(op, dtype)
         assert neutral is not None
-        unit = self._fill(np.asarray(neutral), ())
+        unit = self.fill(np.asarray(neutral), ())
         attrs = DimensionsAttrs((self.dimension,))
         found = self.add("reduce", dtype, rest, (x, unit), attrs, (combine,))
         shape = (*self.shape[: self.dimension], 1, *self.shape[self.dimension + 1 :])

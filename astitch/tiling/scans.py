@@ -21,6 +21,7 @@ from astitch.tiling.rows import (
 from astitch.tiling.space import (
     LINE_BYTES,
     SECTOR_BYTES,
+    WARP,
     Mapping,
     Space,
     ceil_div,
@@ -35,6 +36,9 @@ MAX_STEPS = 16
 
 MAX_STATES = 64
 """Elements of a thread that are scanned together."""
+
+SORTED_BY_THREAD = 8
+"""Elements of a thread that sorts a row with others."""
 
 COLUMN_BYTES = 8
 """Bytes that a thread reads of a row whose columns it scans.  With its neighbours it reads a line at most, a sector at
@@ -84,6 +88,8 @@ def describe_scan(request: Request) -> Scan:
     along = tuple(a for a in space.atoms if a in space.reduced)
     first = space.atoms.index(along[0])
     outer, inner = space.atoms[:first], space.atoms[first + len(along) :]
+    if space.running == "sorted":
+        return _sort_rows(request, outer, along)
     if inner:
         return _scan_down_columns(request, outer, along, inner)
     return _scan_along_rows(request, outer, along)
@@ -125,6 +131,38 @@ def _scan_along_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
         col_threads=threads,
         vector=vector,
         tile=tile,
+        sequences=rows,
+    )
+
+
+def _sort_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
+    """Threads side by side that hold a row whole.  Few of them: elements of one thread are sorted in its registers."""
+    space, block = request.space, request.block
+    rows, cols = size_of(outer), size_of(col)
+    vector = choose_vector(col, space.element_bytes, request.schedule.access_bytes)
+    vectors = ceil_div(cols, vector)
+    most = min(block, power_of_two_at_least(vectors))
+    least = power_of_two_at_least(ceil_div(cols, SORTED_BY_THREAD))
+    threads = max(min(least, most), power_of_two_at_least(ceil_div(vectors, MAX_STEPS)))
+    while threads < min(most, WARP) and rows * threads < request.busy_threads:
+        threads *= 2
+    threads = min(threads, block)
+    steps = power_of_two_at_least(ceil_div(vectors, threads))
+    return Scan(
+        space,
+        request.gpu,
+        block,
+        request.wave,
+        request.schedule,
+        axis="col",
+        outer=outer,
+        row=(),
+        col=col,
+        packed=block // threads,
+        row_threads=1,
+        col_threads=threads,
+        vector=vector,
+        tile=steps * threads * vector,
         sequences=rows,
     )
 
@@ -245,6 +283,10 @@ def why_not_in_order(space: Space, mapping: Mapping) -> str | None:
         return f"a thread has {mapping.row_steps * mapping.col_steps} vectors, {MAX_STEPS} are scanned together"
     if mapping.row_steps * mapping.col_steps * mapping.vector > MAX_STATES:
         return f"a thread has more than the {MAX_STATES} elements that are scanned together"
+    if space.running == "sorted" and (
+        mapping.col != along or mapping.row or mapping.carried or mapping.packed_inside
+    ):
+        return "neighbouring threads do not hold its rows whole"
     if mapping.carried and mapping.backward != (space.running == "backward"):
         return "the rounds of the mapping run the other way"
     if mapping.abreast > 1 and not space.parted:

@@ -225,7 +225,7 @@ class Space:
     flat: all arrays are walked over from their first element to their last.
     aligned: elements of the widest access for which most of what is read begins at a multiple of it.
     running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
-    dimensions, and none is dropped.  parted: what is combined may be parted anyhow.
+    dimensions, and none is dropped.  "sorted": they are put in order.  parted: what is combined may be parted anyhow.
     arrays: how many arrays are read.
     across: the dimension along which most arrays lie that are read or written in another order; or None.
     """

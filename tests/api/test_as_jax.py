@@ -25,6 +25,8 @@ from astitch.api.jax_options import DEFAULTS
 from astitch.device.gpu import preset
 from astitch.errors import ArgumentMismatch, UnsupportedOp
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 X = jnp.arange(12.0).reshape(3, 4)
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 ROOT = Path(__file__).parents[2]

@@ -417,6 +417,14 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "combine_warps<Reduce1, 256, false>(t, other); }",
     ),
     (
+        k.SortAcross("s", 4, 2, 0, 16, ""),
+        "sort_row<Reduce0, 4, 2, 16, 4>(s, nullptr);",
+    ),
+    (
+        k.SortAcross("s", 1, 4, 0, 256, "slot"),
+        "sort_row<Reduce0, 1, 4, 256, 4>(s, slot);",
+    ),
+    (
         k.ScanAcross("s", 4, 2, 0, 16, 1, "", False),
         "scan_row<Reduce0, 4, 2, 16, false>(s, nullptr, no_carry());",
     ),

@@ -34,6 +34,8 @@ from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower, run_xla
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 8)).astype(np.float32)
 V = RNG.normal(size=32).astype(np.float32)

@@ -34,6 +34,8 @@ from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.xla.compile_module import compile_for_xla
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 MODULE = """\
 import jax.numpy as jnp
 

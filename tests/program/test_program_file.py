@@ -21,6 +21,8 @@ from astitch.run.host_engine import HostEngine
 from astitch.xla.loop_steps import take_loops
 from tests.hlo_runner import lower
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 
 

@@ -34,6 +34,8 @@ from astitch.xla.compile_module import compile_for_xla
 from tests.hlo_runner import lower
 from tests.scopes import find_scopes
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 H100 = preset("h100")
 RNG = np.random.default_rng(0)
 LAYERS = 4

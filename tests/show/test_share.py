@@ -26,6 +26,8 @@ from astitch.show.share import (
 from astitch.xla.compile_module import compile_for_xla
 from tests.programs import lower
 
+pytestmark = pytest.mark.usefixtures("sorts_left")
+
 H100 = preset("h100")
 
 

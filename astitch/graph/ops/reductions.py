@@ -134,6 +134,6 @@ ROWS: dict[str, Op] = {
     "select-and-scatter": Op(
         Kind.OTHER, rule=_infer_select_and_scatter, regions=2, attributes=_WINDOW
     ),
-    "sort": Op(Kind.OTHER, rule=_infer_sort, regions=1, attributes=_SORT),
+    "sort": Op(Kind.OTHER, rule=_infer_sort, regions=1, attributes=_SORT, pairs=_share_running),
     "map": Op(Kind.OTHER, rule=_infer_map, regions=1, attributes=DIMENSIONS),
 }

@@ -1,18 +1,35 @@
-"""Running reductions: a reduce-window whose windows reach back to the start (cumsum, cummax ..) or on to the end."""
+"""Running reductions: a reduce-window whose windows reach back to the start (cumsum, cummax ..) or on to the end.
+
+A sort of whole numbers along the last dimension is one too: each result needs all of its row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astitch.graph.ir import ArrayType, Node, WindowAttrs, WindowDimension
+from astitch.graph.ir import (
+    ArrayType,
+    CompareAttrs,
+    DType,
+    Node,
+    SortAttrs,
+    WindowAttrs,
+    WindowDimension,
+)
+
+MOST_SORTED = 4096
+"""Elements of a row that the threads of a block sort."""
+
+_SORTED_TYPES = (DType.S32, DType.S64)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """dimension: along which.  backward: from each element to the end, not from the start to it."""
+    """dimension: along which.  backward: from each element to the end, not from the start to it.  sorts: a sort."""
 
     dimension: int
     backward: bool
+    sorts: bool = False
 
 
 def is_trivial(w: WindowDimension) -> bool:
@@ -22,7 +39,9 @@ def is_trivial(w: WindowDimension) -> bool:
 
 
 def find_running(node: Node) -> Running | None:
-    """The running reduction that a reduce-window of one operand is; None for every other node."""
+    """The running reduction that a reduce-window of one operand is, or a sort; None for every other node."""
+    if isinstance(node.attrs, SortAttrs):
+        return _find_sort(node, node.attrs)
     if node.op != "reduce-window" or not isinstance(node.type, ArrayType):
         return None
     assert isinstance(node.attrs, WindowAttrs)
@@ -36,6 +55,19 @@ def find_running(node: Node) -> Running | None:
     if not plain or w.size != n or n < 2 or edges not in ((n - 1, 0), (0, n - 1)):
         return None
     return Running(d, edges[0] == 0)
+
+
+def _find_sort(node: Node, attrs: SortAttrs) -> Running | None:
+    """A sort of one array of whole numbers, the least first, that a block can do."""
+    if not isinstance(node.type, ArrayType) or len(node.operands) != 1:
+        return None
+    (region,) = node.regions
+    root = region[region.outputs[0]]
+    least_first = root.attrs == CompareAttrs("LT") and root.operands == region.parameters
+    last = attrs.dimension == node.array.rank - 1
+    if not least_first or not last or node.dtype not in _SORTED_TYPES:
+        return None
+    return Running(attrs.dimension, False, True) if 1 < node.shape[-1] <= MOST_SORTED else None
 
 
 def running_window(rank: int, running: Running, extent: int) -> WindowAttrs:
