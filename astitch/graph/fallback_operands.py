@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.finished_products import Finished
-from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs, SortAttrs
+from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs, SortAttrs, WindowAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
@@ -26,8 +26,8 @@ MOST_REPEATED = 24
 
 
 def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
-    """The graph in which a scatter alone reads what gives it its updates and places, and a sort the numbers of what it
-    sorts; these ops, each with the scatter or sort.
+    """The graph in which a scatter alone reads what gives it its updates and places, a sort or a reduction of windows
+    the numbers that it reads; these ops, each with the op that reads them.
 
     left: ops that XLA computes in any case.  What others read too is there once more, if it is cheap: messages along
     the edges of a graph are gathered from its nodes, which are few.
@@ -46,7 +46,7 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
             _, given = _split(node)
             read = {*given, *(o for name in members for o in graph[name].operands)} - members
             members |= set[str]().union(*(_trace_embedded(graph, o, left) for o in read))
-        elif isinstance(node.attrs, SortAttrs):
+        elif isinstance(node.attrs, SortAttrs | WindowAttrs):
             members = set().union(*(_trace_embedded(graph, o, left) for o in node.operands))
         else:
             continue

@@ -18,6 +18,7 @@ from astitch.graph.ir import (
     GetTupleElementAttrs,
     Graph,
     IotaAttrs,
+    Literal,
     Node,
     ParameterAttrs,
     ScatterAttrs,
@@ -27,6 +28,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, read_splat
+from astitch.rewrite.reduction_rules import combiner_op
 from astitch.rewrite.select_and_scatter import add_where_selected
 
 CONNECTIVES: Mapping[str, Callable[[Sequence[bool]], bool]] = {
@@ -40,6 +42,7 @@ CONNECTIVES: Mapping[str, Callable[[Sequence[bool]], bool]] = {
 def restore_pooling(node: Node, draft: Draft) -> str | None:
     """scatter(e, where each window of x chose, u) -> select-and-scatter(x, u, e), as element-wise ops
 
+    Of an array y and sums: y + select-and-scatter(x, u, 0), as a U-Net has it, whose maps are read twice.
     None where it would not become element-wise: after the hook XLA no longer takes in a select-and-scatter.
     """
     a, rank = node.attrs, node.array.rank
@@ -49,7 +52,7 @@ def restore_pooling(node: Node, draft: Draft) -> str | None:
     start = read_splat(draft, base.name)
     elementwise = ScatterAttrs(tuple(range(1, rank + 1)), (), tuple(range(rank)), 1)
     plain = replace(a, indices_are_sorted=False, unique_indices=False)
-    if start is None or plain != elementwise:
+    if plain != elementwise or (start is None and combiner_op(node.regions[0]) != "add"):
         return None
     chosen = _find_chosen(draft, indices, node.shape)
     if chosen is None or updates.array.size * rank != indices.array.size:
@@ -61,8 +64,12 @@ def restore_pooling(node: Node, draft: Draft) -> str | None:
     if first.size != updates.array.size or x.dtype != select[select.parameters[0]].dtype:
         return None
     each = draft.add(node, "reshape", ArrayType(updates.dtype, first.shape), (updates.name,))
-    scalar = base.operands[0] if isinstance(base.attrs, BroadcastAttrs) else base.name
-    scalar = draft.add(node, "reshape", ArrayType(base.dtype, ()), (scalar,))
+    if start is None:
+        zero = ConstantAttrs(Literal.of(np.zeros((), base.dtype.numpy)))
+        scalar = draft.add(node, "constant", ArrayType(base.dtype, ()), (), zero)
+    else:
+        scalar = base.operands[0] if isinstance(base.attrs, BroadcastAttrs) else base.name
+        scalar = draft.add(node, "reshape", ArrayType(base.dtype, ()), (scalar,))
     made = replace(
         node,
         op="select-and-scatter",
@@ -72,11 +79,13 @@ def restore_pooling(node: Node, draft: Draft) -> str | None:
         regions=(select, node.regions[0]),
     )
     value = add_where_selected(made, draft)
-    if value is None or x.shape == node.shape:
-        return value
-    # XLA scatters into an array without the padding behind x: what is out of range is dropped.
-    cut = SliceAttrs((0,) * rank, node.shape, (1,) * rank)
-    return draft.add(node, "slice", node.array, (value,), cut)
+    if value is None:
+        return None
+    if x.shape != node.shape:
+        # XLA scatters into an array without the padding behind x: what is out of range is dropped.
+        cut = SliceAttrs((0,) * rank, node.shape, (1,) * rank)
+        value = draft.add(node, "slice", node.array, (value,), cut)
+    return value if start is not None else draft.add(node, "add", node.array, (base.name, value))
 
 
 def _first_type(node: Node) -> ArrayType:

@@ -117,3 +117,24 @@ def test_no_donated_parameter_is_read_again() -> None:
     assert find_fallback_operands(graph, ()).graph != graph
     donated = replace(graph, aliases=((0, 0),))
     assert find_fallback_operands(donated, ()).graph == donated
+
+
+def test_windows_of_several_arrays_count_places_themselves() -> None:
+    """The gradient of a pooling that is told by its places: no kernel writes how they are numbered."""
+
+    def fn(x: Any) -> Any:
+        places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+
+        def larger(one: Any, two: Any) -> Any:
+            keep = one[0] >= two[0]
+            return tuple(jax.lax.select(keep, a, b) for a, b in zip(one, two, strict=True))
+
+        starts = (np.float32(-np.inf), np.int32(-1))
+        return jax.lax.reduce_window((x, places), starts, larger, (2, 2), (2, 2), "VALID")
+
+    graph = lower(fn, np.zeros((64, 64), np.float32))
+    found = find_fallback_operands(graph, ())
+    (window,) = (node for node in found.graph if node.op == "reduce-window")
+    (places,) = (found.graph[o] for o in window.operands if o in found.products)
+    assert found.graph[places.operands[0] if places.operands else places.name].op == "iota"
+    assert set(found.products.values()) == {window.name}

@@ -161,18 +161,19 @@ class Pooling:
         keep = keep | (others[0] == -1) if self.keeps_without_second else keep
         return tuple(lax.select(keep, p, q) for p, q in zip(one, two, strict=True))
 
-    def gradient(self, x, updates, shape=None):
+    def gradient(self, x, updates, shape=None, base=None):
         rank = x.ndim
         places = [lax.broadcasted_iota(jnp.int32, x.shape, d) for d in range(rank)]
         if self.swapped:
             places[-2:] = places[-1], places[-2]
-        starts = (np.float32(0), *[np.int32(self.nowhere)] * rank)
+        starts = (jnp.zeros((), x.dtype), *[np.int32(self.nowhere)] * rank)
         found = lax.reduce_window(
             (x, *places), starts, self.choose, self.window, self.strides, self.padding
         )
         where = jnp.stack(found[1:], axis=-1).reshape(-1, rank)
         numbers = lax.ScatterDimensionNumbers(tuple(range(1, rank + 1)), (), tuple(range(rank)))
-        base = jnp.full(shape or x.shape, self.start, updates.dtype)
+        if base is None:
+            base = jnp.full(shape or x.shape, self.start, updates.dtype)
         each = updates.reshape(-1, *[1] * rank)
         return lax.scatter_add(
             base, where, each, numbers, mode="drop" if shape else "promise_in_bounds"
@@ -215,6 +216,23 @@ def test_a_scattered_pooling_is_elementwise(pooling, shape):
     assert not {"scatter", "reduce-window", "gather"} & {node.op for node in graph}
     (result,) = run_graph(graph, (x, updates))
     np.testing.assert_allclose(result, pooling.reference(x, updates), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_pooling_is_scattered_into_another_gradient(dtype):
+    """XLA adds a gradient as it scatters another one."""
+    pooling = Pooling((1, 2, 2, 1), (1, 2, 2, 1), (NONE,) * 4)
+    x, updates = (a.astype(dtype) for a in pooling.draw((2, 6, 8, 3)))
+    other = RNG.standard_normal(x.shape).astype(dtype)
+
+    def fn(x, updates, other):
+        return pooling.gradient(x, updates, base=other * 2)
+
+    graph = restore(fn, x, updates, other)
+    assert not {"scatter", "reduce-window"} & {node.op for node in graph}
+    (result,) = run_graph(graph, (x, updates, other))
+    wanted = other * 2 + pooling.reference(x, updates)
+    np.testing.assert_array_equal(result.astype(np.float32), wanted.astype(np.float32))
 
 
 def test_what_is_scattered_behind_the_end_is_dropped():
