@@ -15,6 +15,7 @@ from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
+from astitch.hlo.attention import LEAST_OF_GRADIENT
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
 from astitch.search.plan import Plan
@@ -189,7 +190,7 @@ def _show_attention(graph: Graph) -> list[str]:
         if isinstance(node.attrs, AttentionAttrs):
             who = "our own kernels" if node.attrs.tiles else "cuDNN"
             lines += ["", f"attention: %{node.name}, by {who}"]
-            if node.op == "attention":
+            if len(node.operands) < LEAST_OF_GRADIENT:
                 lines += _undo(f"leave-attention %{node.name}", "  ")
     return lines
 
