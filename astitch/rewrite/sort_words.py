@@ -26,6 +26,7 @@ POSITION_BITS = 32
 """A word: the key in its upper half, below it how many elements stand behind this one."""
 
 _KEYS = (
+    DType.PRED,
     DType.S8,
     DType.S16,
     DType.S32,

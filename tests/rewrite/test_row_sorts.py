@@ -89,6 +89,39 @@ def test_kernels_sort_rows(shape: tuple[int, int]) -> None:
         assert same(found, result)
 
 
+def test_truths_are_sorted() -> None:
+    x = np.random.default_rng(0).random((6, 50)) < 0.5
+    graph = sort_rows(lower(both_ways(1), x))
+    assert not is_left(graph)
+    for found, result in zip(run_graph(graph, (x,)), jax.jit(both_ways(1))(x), strict=True):
+        assert same(found, result)
+    compilation = compile_graph(lower(both_ways(1), x), gpu=preset("h100"))
+    for found, result in zip(
+        HostEngine(compilation.program).run([x]), jax.jit(both_ways(1))(x), strict=True
+    ):
+        assert same(found, result)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jax.vmap(jnp.sort)(x),
+        lambda x: jnp.sort(x.reshape(2, 2, 9, 10), 2),
+        lambda x: jax.grad(lambda y: (jnp.sort(y) * jnp.arange(90.0)).sum())(x),
+        lambda x: jnp.take_along_axis(x, jnp.argsort(-x), 1),
+        lambda x: lax.sort((x.astype(np.int8), x, x > 0), num_keys=1, is_stable=True),
+    ],
+    ids=["vmap", "in the middle", "gradient", "taken along", "three"],
+)
+def test_other_spellings(fn: Any) -> None:
+    x = np.random.default_rng(1).permutation(360).astype(np.float32).reshape(4, 90) / 10
+    graph = lower(fn, x)
+    assert not is_left(sort_rows(graph))
+    found = HostEngine(compile_graph(graph, gpu=preset("h100")).program).run([x])
+    for got, result in zip(found, jax.tree.leaves(jax.jit(fn)(x)), strict=True):
+        assert same(got, result)
+
+
 def test_what_goes_with_a_sort_is_read_at_its_positions() -> None:
     x, y = draw(np.int32, (6, 70), 1), draw(np.float32, (6, 70), 2)
     compilation = compile_graph(lower(with_others, x, y), gpu=preset("h100"))
