@@ -120,7 +120,7 @@ class KernelRefusal:
 
     name: str
     reason: str
-    undo: str = ""
+    undo: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         undo = f"\n    to reverse it: {self.undo}" if self.undo else ""

@@ -140,7 +140,8 @@ def test_transposes_between_products_are_left_to_xla() -> None:
     stitched, text = lower_for_cuda(astitch.jit(products), normal(64, 64), normal(64, 128))
     program = stitched.compilation.program
     assert list(program.notes) == [
-        f"{kernel.name} is left to XLA: it only permutes what products give or take"
+        f"{kernel.name} is left to XLA: it only permutes what products give or take\n"
+        f"    to reverse it: keep {kernel.name}"
         for kernel in program.kernels
     ]
     assert TARGET not in text
