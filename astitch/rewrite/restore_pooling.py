@@ -42,7 +42,7 @@ CONNECTIVES: Mapping[str, Callable[[Sequence[bool]], bool]] = {
 def restore_pooling(node: Node, draft: Draft) -> str | None:
     """scatter(e, where each window of x chose, u) -> select-and-scatter(x, u, e), as element-wise ops
 
-    Of an array y and sums: y + select-and-scatter(x, u, 0), as a U-Net has it, whose maps are read twice.
+    Of an array y and sums: y + select-and-scatter(x, u, -0), as a U-Net has it, whose maps are read twice.
     None where it would not become element-wise: after the hook XLA no longer takes in a select-and-scatter.
     """
     a, rank = node.attrs, node.array.rank
@@ -65,7 +65,8 @@ def restore_pooling(node: Node, draft: Draft) -> str | None:
         return None
     each = draft.add(node, "reshape", ArrayType(updates.dtype, first.shape), (updates.name,))
     if start is None:
-        zero = ConstantAttrs(Literal.of(np.zeros((), base.dtype.numpy)))
+        # A -0 of y stays one: -0 + 0 would be 0.
+        zero = ConstantAttrs(Literal.of(np.asarray(-0.0).astype(base.dtype.numpy)))
         scalar = draft.add(node, "constant", ArrayType(base.dtype, ()), (), zero)
     else:
         scalar = base.operands[0] if isinstance(base.attrs, BroadcastAttrs) else base.name

@@ -23,7 +23,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import monoid_of, neutral_element
 from astitch.graph.ops.windows import is_trivial
 from astitch.graph.running import why_region_not_liftable
-from astitch.rewrite.draft import Draft
+from astitch.rewrite.draft import Draft, read_splat
 from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
 
 MOST_WINDOWS = 32
@@ -43,6 +43,9 @@ def add_where_selected(node: Node, draft: Draft) -> str | None:
         return None
     if not all(draft[name].array.size for name in node.operands):
         return None
+    start = read_splat(draft, node.operands[2])
+    if start is not None and start == unit:
+        unit = start  # sums that begin with -0 stay so
     spreader = _Spreader(node, draft, window, op, unit.item())
     if math.prod(w.size for w in window) > UNROLLED_ELEMENTS:
         return None

@@ -235,6 +235,21 @@ def test_a_pooling_is_scattered_into_another_gradient(dtype):
     np.testing.assert_array_equal(result.astype(np.float32), wanted.astype(np.float32))
 
 
+def test_negative_zeros_of_another_gradient_stay():
+    """In an element that no window chose, and in one whose update is -0."""
+    pooling = Pooling((2, 2), (2, 2), (NONE,) * 2)
+    x, updates = pooling.draw((6, 8))
+    updates[0] = -0.0
+    zeros = np.zeros(x.shape, np.float32)
+
+    def fn(x, updates, zeros):
+        return pooling.gradient(x, updates, base=-zeros)
+
+    (result,) = run_graph(restore(fn, x, updates, zeros), (x, updates, zeros))
+    wanted = jax.jit(fn)(x, updates, zeros)
+    np.testing.assert_array_equal(np.signbit(result), np.signbit(wanted))
+
+
 def test_what_is_scattered_behind_the_end_is_dropped():
     pooling = Pooling((3, 3), (2, 2), ((0, 1), (0, 1)))
     padded = replace(pooling, padding=(NONE, NONE))
