@@ -15,7 +15,6 @@ from typing import Any
 
 from astitch.directives import fingerprint as fingerprint_directives
 from astitch.errors import InvalidOption
-from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.system.forks import once
 from astitch.toolchain.override import fingerprint as fingerprint_overrides
 
@@ -87,6 +86,8 @@ def write_mark(settings: Settings) -> str:
 
 def switches() -> tuple[str, str, str]:
     """What the environment says that decides what is made of a program."""
+    from astitch.search.travelling_plans import fingerprint as fingerprint_plans  # imports NumPy
+
     return fingerprint_directives(), fingerprint_overrides(), fingerprint_plans()
 
 

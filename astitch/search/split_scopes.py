@@ -87,7 +87,7 @@ limit.  The latter of kernels that meet often: of 14 barriers one took 101 us on
 MUCH_MEMORY = 16 << 20
 """Bytes above the limit from which a split may take as long as XLA's fusions."""
 
-LEAST_SAVED = 1 << 20
+LEAST_SAVED = 2 << 20
 """Bytes of scratch that are worth such a split."""
 
 MOST_SAVED = 4

@@ -301,6 +301,7 @@ def test_case_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.notes == {"xla-donated": "NotMeasured: nothing to donate"}
 
 
+@pytest.mark.usefixtures("sorts_left")
 def test_a_row_names_what_xla_computes_between_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
     case = dataclasses.replace(TINY[0], built=dataclasses.replace(TINY[0].built, fn=jax.numpy.sort))

@@ -352,6 +352,7 @@ def test_a_table_that_is_updated_by_unique_rows() -> None:
     check_stitched(lambda: update(table, rows, gradient))
 
 
+@pytest.mark.usefixtures("sorts_left")
 def test_an_op_without_a_kernel_is_a_fallback() -> None:
     @tf.function(jit_compile=True)
     def ordered(x: Any) -> Any:
@@ -425,6 +426,7 @@ def test_call_sites_share_the_cap_and_the_rows_of_the_report() -> None:
     assert [refused.signatures for refused in found["positive"].refused] == [1]
 
 
+@pytest.mark.usefixtures("sorts_left")
 def test_a_function_refused_when_strict_is_compiled_later() -> None:
     @tf.function(jit_compile=True)
     def ordered(x: Any) -> Any:

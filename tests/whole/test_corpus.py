@@ -42,7 +42,6 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "dense_residual_norm": (1, 1, 0),
     "bert_layer": (7, 6, 0),
     "bert_layer_backward": (13, 22, 0),
-    "sorts": (2, 0, 1),
     "windows": (1, 0, 0),
     "convolution_batch_norm": (2, 1, 0),
     "branches": (2, 0, 1),

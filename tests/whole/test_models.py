@@ -31,7 +31,7 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "bert_train": (29, 53, {}),
     "crnn_train": (30, 38, {"while": 10}),
     "dien_train": (16, 27, {"while": 4, "sort": 2}),
-    "mamba_train": (43, 63, {"sort": 1}),
+    "mamba_train": (43, 63, {}),
 }
 
 MOST_KERNELS_OF_A_BERT_LAYER = 7
