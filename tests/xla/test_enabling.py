@@ -217,6 +217,7 @@ def mostly_sorted(x: Any) -> Any:
     return lax.sort(lax.sort(x, dimension=1) + nn.softmax(x[:8]).sum(), dimension=0)
 
 
+@pytest.mark.usefixtures("sorts_left")
 def test_little_that_is_stitched_is_said_and_strict_takes_a_share() -> None:
     with astitch.enabled():
         with pytest.warns(LittleStitchedWarning, match="jit_mostly_sorted: .* of the projected"):
