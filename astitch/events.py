@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -31,7 +31,7 @@ COUNTERS = {
 }
 """Their names in Prometheus' text format, and what they count."""
 
-_counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+_counts: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
 _lock = ForkLock()
 
 
@@ -107,7 +107,7 @@ def _show_labels(labels: tuple[tuple[str, str], ...]) -> str:
 def _count(name: str, by: float = 1, **labels: str) -> None:
     assert name in COUNTERS, name
     with _lock:
-        _counts[name, tuple(sorted(labels.items()))] += by  # type: ignore[assignment] # seconds
+        _counts[name, tuple(sorted(labels.items()))] += by
 
 
 def _tell(event: str, **details: object) -> None:

@@ -452,6 +452,7 @@ class _Cuts:
         return small or self.is_stored_anyway(name, chain, taken)
 
     def is_stored_anyway(self, name: str, chain: _Chain, taken: Collection[str]) -> bool:
+        """Does something else than the chain want a value in memory?"""
         if name in taken or name in self.outside or name in self.outputs:
             return True
         own = {link.name for link in chain.links}

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from astitch.profiling.compare import Change, Comparison
-from astitch.profiling.page import render_frame
+from astitch.profiling.page import render_document, render_frame
 from astitch.profiling.report import MEMORY, Report
 from astitch.profiling.wording import UNKNOWN, format_count, format_us
 
@@ -81,18 +81,7 @@ details { margin: 1rem 0; } summary { cursor: pointer; padding: 0.4rem 0; font-w
 
 def _page(title: str, body: str) -> str:
     style = (files("astitch.profiling") / "assets" / "page.css").read_text("utf-8")
-    return f"""\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="astitch-profile">
-<title>{escape(title)}</title>
-<style>
-{style}{STYLE}</style>
-</head>
-<body>
+    inside = f"""\
 <main id="main">
 <h1>{escape(title)}</h1>
 {body}
@@ -100,6 +89,5 @@ def _page(title: str, body: str) -> str:
 <script>
 addEventListener("hashchange", () => {{ const d = document.querySelector(location.hash); if (d) d.open = true; }});
 </script>
-</body>
-</html>
 """
+    return render_document(title, style + STYLE, inside)

@@ -7,7 +7,7 @@ among its layers by the number of ops that each has in it.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,15 +49,15 @@ def tabulate_layers(report: Report) -> tuple[LayerRow, ...]:
     return tuple(sorted(rows, key=lambda row: -(row.xla_us or row.astitch_us or 0.0)))
 
 
-def _sum_side(side: Side, *, measured: bool) -> tuple[dict[str, float], Counter[str]]:
+def _sum_side(side: Side, *, measured: bool) -> tuple[dict[str, float], dict[str, float]]:
     times: dict[str, float] = {}
-    launches: Counter[str] = Counter()
+    launches: dict[str, float] = defaultdict(float)  # of traced calls a mean
     for kernel in side.kernels:
         us = kernel.us if measured else kernel.bound_us
         layers = layers_of(kernel)
         total = sum(layers.values())
         for name, count in layers.items():
-            launches[name] += kernel.launches  # type: ignore[assignment] # of traced calls a mean
+            launches[name] += kernel.launches
             times[name] = times.get(name, 0.0) + (us or 0.0) * count / total
     return times, launches
 

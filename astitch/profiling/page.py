@@ -62,7 +62,18 @@ def render_page(report: Report) -> str:
     style = (assets / "page.css").read_text("utf-8")
     script = (assets / "page.js").read_text("utf-8")
     body = "\n".join(part for part in _list_parts(report) if part)
-    title = escape(f"{report.target}: XLA and astitch")
+    inside = f"""\
+<a class="skip" href="#main">Skip to the report</a>
+{body}
+<div id="tip" role="status" aria-live="polite" hidden></div>
+<script>
+{script}</script>
+"""
+    return render_document(f"{report.target}: XLA and astitch", style, inside)
+
+
+def render_document(title: str, style: str, body: str) -> str:
+    """A whole document of HTML.  title: plain text.  style, body: text of CSS and HTML, each with its last newline."""
     return f"""\
 <!doctype html>
 <html lang="en">
@@ -70,17 +81,12 @@ def render_page(report: Report) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="astitch-profile">
-<title>{title}</title>
+<title>{escape(title)}</title>
 <style>
 {style}</style>
 </head>
 <body>
-<a class="skip" href="#main">Skip to the report</a>
-{body}
-<div id="tip" role="status" aria-live="polite" hidden></div>
-<script>
-{script}</script>
-</body>
+{body}</body>
 </html>
 """
 

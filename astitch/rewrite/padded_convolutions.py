@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from astitch.graph.ir import (
-    ArrayType,
     ConstantAttrs,
     ConvolutionAttrs,
     Graph,
-    Literal,
     Node,
     PadAttrs,
     WindowDimension,
 )
 from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.simplify import find_arranged_rules, rewrite_graph
 
 
@@ -80,12 +77,9 @@ def _put_padded(
         extent + before + behind + max(extent - 1, 0) * between
         for extent, before, behind, between in zip(image.shape, low, high, interior, strict=True)
     )
-    zero = ConstantAttrs(Literal.of(np.zeros((), image.dtype.numpy)))
-    filling = draft.add(node, "constant", ArrayType(image.dtype, ()), (), zero)
-    padding = PadAttrs(low, high, interior)
-    padded = draft.add(
-        node, "pad", ArrayType(image.dtype, shape), (node.operands[0], filling), padding
-    )
+    ops = DraftOps(node, draft)
+    given = node.operands[0], ops.splat(0, image.dtype, ())
+    padded = ops.add("pad", image.dtype, shape, given, PadAttrs(low, high, interior))
     window = tuple(
         replace(
             w,

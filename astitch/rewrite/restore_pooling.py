@@ -18,7 +18,6 @@ from astitch.graph.ir import (
     GetTupleElementAttrs,
     Graph,
     IotaAttrs,
-    Literal,
     Node,
     ParameterAttrs,
     ScatterAttrs,
@@ -28,6 +27,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, read_splat
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.reduction_rules import combiner_op
 from astitch.rewrite.select_and_scatter import add_where_selected
 
@@ -66,8 +66,7 @@ def restore_pooling(node: Node, draft: Draft) -> str | None:
     each = draft.add(node, "reshape", ArrayType(updates.dtype, first.shape), (updates.name,))
     if start is None:
         # A -0 of y stays one: -0 + 0 would be 0.
-        zero = ConstantAttrs(Literal.of(np.asarray(-0.0).astype(base.dtype.numpy)))
-        scalar = draft.add(node, "constant", ArrayType(base.dtype, ()), (), zero)
+        scalar = DraftOps(node, draft).splat(-0.0, base.dtype, ())
     else:
         scalar = base.operands[0] if isinstance(base.attrs, BroadcastAttrs) else base.name
         scalar = draft.add(node, "reshape", ArrayType(base.dtype, ()), (scalar,))

@@ -335,7 +335,7 @@ class _Splitter:
     ) -> Reason | None:
         if reason := why_split(plan, self.gpu, projection):
             return reason
-        bound_us = self.bound_us(Symptom.XLA, projection.time_us)
+        bound_us = self.find_bound_us(Symptom.XLA, projection.time_us)
         if bound_us <= work_of(plan).bound_us(self.gpu):
             return None  # several kernels move no less
         proposal = self.find_proposal(plan.arrangement.graph, plan.scope, structure)
@@ -347,7 +347,7 @@ class _Splitter:
         )
         return Reason(Symptom.XLA, detail)
 
-    def bound_us(self, symptom: Symptom, whole_us: float) -> float:
+    def find_bound_us(self, symptom: Symptom, whole_us: float) -> float:
         """What a split must stay below."""
         match symptom:
             case Symptom.SPILL:
@@ -539,7 +539,7 @@ class _Splitter:
             limit = min(limit, math.ceil(SHORTER * length))
         penalty = estimate_penalty(self.gpu, max_statements=limit)
         as_xla = reason.symptom is Symptom.XLA
-        bound_us = self.bound_us(reason.symptom, whole_us)
+        bound_us = self.find_bound_us(reason.symptom, whole_us)
         most_us = bound_us / DRAFT_SHARE if as_xla else math.inf
         drafted_us = [most_us]
 
@@ -635,8 +635,8 @@ class _Splitter:
         if math.isinf(parts_us) or parts_us > bound_us:
             self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
             return
+        self.take(scope, reason, whole_us, parts, 1)  # parts stay whole
         self.plans.remove(whole)
-        self.take(scope, reason, whole_us, parts, 0)
 
     def find_peak(self, scope: Scope, parts: Scopes) -> int:
         """The most bytes alive with these parts in the place of a scope, as they are drafted."""

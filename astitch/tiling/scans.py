@@ -116,23 +116,7 @@ def _scan_along_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
     threads = min(threads, block)
     rounds = ceil_div(vectors, threads * most_steps)
     tile = ceil_div(ceil_div(vectors, rounds), threads) * threads * vector
-    return Scan(
-        space,
-        request.gpu,
-        block,
-        request.wave,
-        schedule,
-        axis="col",
-        outer=outer,
-        row=(),
-        col=col,
-        packed=block // threads,
-        row_threads=1,
-        col_threads=threads,
-        vector=vector,
-        tile=tile,
-        sequences=rows,
-    )
+    return _place_along_rows(request, outer, col, threads, vector, tile)
 
 
 def _sort_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
@@ -148,22 +132,29 @@ def _sort_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
         threads *= 2
     threads = min(threads, block)
     steps = power_of_two_at_least(ceil_div(vectors, threads))
+    return _place_along_rows(request, outer, col, threads, vector, steps * threads * vector)
+
+
+def _place_along_rows(
+    request: Request, outer: Atoms, col: Atoms, threads: int, vector: int, tile: int
+) -> Scan:
+    """threads: of a row, side by side.  vector, tile: elements of an access, and that they hold at once."""
     return Scan(
-        space,
+        request.space,
         request.gpu,
-        block,
+        request.block,
         request.wave,
         request.schedule,
         axis="col",
         outer=outer,
         row=(),
         col=col,
-        packed=block // threads,
+        packed=request.block // threads,
         row_threads=1,
         col_threads=threads,
         vector=vector,
-        tile=steps * threads * vector,
-        sequences=rows,
+        tile=tile,
+        sequences=size_of(outer),
     )
 
 
