@@ -5,6 +5,7 @@
     tf_addon.function    one function, enabled or not: `@tf_addon.function` where `@tf.function` stood
     tf_addon.never       one function that stays XLA's: `@tf_addon.never`
     tf_addon.report()    what was compiled, run, and left to XLA, and why
+    tf_addon.report_callback()   a Keras callback that logs it
 
 Importing it imports neither TensorFlow nor JAX.
 """
@@ -14,5 +15,15 @@ from __future__ import annotations
 from tf_addon.enabling import disable, enable, enabled, report
 from tf_addon.functions import function, never
 from tf_addon.report import Report
+from tf_addon.report_callback import report_callback
 
-__all__ = ["Report", "disable", "enable", "enabled", "function", "never", "report"]
+__all__ = [
+    "Report",
+    "disable",
+    "enable",
+    "enabled",
+    "function",
+    "never",
+    "report",
+    "report_callback",
+]

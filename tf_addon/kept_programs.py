@@ -35,10 +35,15 @@ log = logging.getLogger("tf_addon")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """aliases: results that are the new values of parameters, both by number."""
+    """aliases: results that are the new values of parameters, both by number.
+
+    stitched_us, left_us: projected memory-intensive time, in kernels and outside of them.
+    """
 
     program: Program
     aliases: tuple[tuple[int, int], ...]
+    stitched_us: float = 0.0
+    left_us: float = 0.0
 
 
 def key_of(content: bytes, gpu: Gpu, *, strict: bool) -> str | None:
@@ -68,8 +73,11 @@ def load(key: str) -> Kept | None:
         return None
     head, _, rest = data.partition(b"\n")
     program = unpack_program(rest)
-    aliases = tuple((result, parameter) for result, parameter in json.loads(head))
-    return None if program is None else Kept(program, aliases)
+    noted = json.loads(head)
+    aliases = tuple((result, parameter) for result, parameter in noted["aliases"])
+    if program is None:
+        return None
+    return Kept(program, aliases, noted["stitched_us"], noted["left_us"])
 
 
 def store(key: str, kept: Kept) -> None:
@@ -79,7 +87,12 @@ def store(key: str, kept: Kept) -> None:
     except TypeError as error:
         log.info("a program is not kept on disk: %s", error)
         return
-    head = json.dumps(kept.aliases).encode()
+    noted = {
+        "aliases": kept.aliases,
+        "stitched_us": kept.stitched_us,
+        "left_us": kept.left_us,
+    }
+    head = json.dumps(noted).encode()
     _open_cache().store(key, head + b"\n" + packed)
 
 

@@ -87,7 +87,7 @@ KERAS_STEPS = ("one_step_on_data", "multi_step_on_iterator")
 """What Keras calls the function of fit, that of evaluate and that of predict."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def phase_of(function: str) -> str:
     """train, test or predict: which of Keras' steps a function is, by TensorFlow's name of it; empty: none.
 

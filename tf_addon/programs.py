@@ -45,14 +45,15 @@ from tf_addon.launch_table import (
     CudaRunner,
     HostRunner,
     Runner,
+    count_steps,
     emulation_address,
     find_driver,
     keep_scratch,
     make_table,
     shares_memory,
 )
-from tf_addon.report import Records, clean_reason
-from tf_addon.shim_library import OP_BY_OP, CudaDriver, Handlers, Shim
+from tf_addon.report import OWNERS, Compiled, Records, clean_reason
+from tf_addon.shim_library import FAILED_ITSELF, CudaDriver, Handlers, Shim
 
 log = logging.getLogger("tf_addon")
 
@@ -193,19 +194,43 @@ class Module:
 class Made:
     """A module's program.  aliases: results that are the new values of parameters.  kept: was it found on disk?
 
+    stitched_us, left_us: projected memory-intensive time, in kernels and outside of them.
     compile: all that the compiler knows of it; compiles again what was found.
     """
 
     program: Program
     aliases: tuple[tuple[int, int], ...]
+    stitched_us: float
+    left_us: float
     kept: bool
     compile: Callable[[], Compilation]
+
+
+MOST_COMPILATIONS = 32
+"""Of the latest so many modules all that the compiler knows stays in memory."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Compiling:
+    """A module's Compilation: made when it is asked for, and again if that was long ago."""
+
+    hlo: bytes
+    gpu: Gpu
+    strict: bool
+
+    def __call__(self) -> Compilation:
+        return _compile_recent(self)
+
+
+@functools.lru_cache(maxsize=MOST_COMPILATIONS)
+def _compile_recent(asked: Compiling) -> Compilation:
+    return compile_for(asked.hlo, asked.gpu, strict=asked.strict)
 
 
 def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
     """The program of a module for where it runs, from disk where an earlier process kept it.  Raises AstitchError."""
     gpu = preset("host") if place.gpu is None else from_device(place.gpu)
-    compile_now = functools.cache(lambda: compile_for(module.hlo, gpu, strict=strict))
+    compile_now = Compiling(module.hlo, gpu, strict)
     key = kept_programs.key_of(module.content, gpu, strict=strict)
     if key is None:
         return _make_now(compile_now)
@@ -216,27 +241,54 @@ def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
             if kept is None:
                 made = _make_now(compile_now)
                 if not compile_now().faults:  # another process may have none, and says so if it has
-                    kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
+                    kept_programs.store(key, kept_of(made))
                 return made
-    return Made(kept.program, kept.aliases, True, compile_now)
+    return Made(
+        kept.program, kept.aliases, kept.stitched_us, kept.left_us, kept=True, compile=compile_now
+    )
+
+
+def kept_of(made: Made) -> kept_programs.Kept:
+    """What of it is written to disk."""
+    return kept_programs.Kept(made.program, made.aliases, made.stitched_us, made.left_us)
 
 
 def _make_now(compile_now: Callable[[], Compilation]) -> Made:
     compilation = compile_now()
-    return Made(compilation.program, compilation.graph.aliases, False, compile_now)
+    share = compilation.share
+    return Made(
+        compilation.program,
+        compilation.graph.aliases,
+        share.stitched_us,
+        share.left_us,
+        kept=False,
+        compile=compile_now,
+    )
 
 
 def note_refused(records: Records, function: str, device: str, reason: str, outcome: int) -> None:
     """One more signature that is XLA's or TensorFlow's, by the shim's outcome."""
     records.note_refused(function, device, reason, outcome)
-    owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
     first, *_ = clean_reason(reason).splitlines() or [""]
-    log.warning("%s on %s is left to %s: %s", function, device, owner, first)
+    if outcome == FAILED_ITSELF:
+        log.info("%s on %s fails of itself: %s", function, device, first)
+    else:
+        log.warning("%s on %s is left to %s: %s", function, device, OWNERS[outcome], first)
 
 
 def note_compiled(records: Records, function: str, device: str, made: Made, seconds: float) -> None:
     """One more signature that astitch runs."""
-    records.note_compiled(function, device, made.program, made.compile, seconds, kept=made.kept)
+    types = ", ".join(str(view.type) for view in made.program.parameters)
+    row = Compiled(
+        f"({types})",
+        *count_steps(made.program),
+        seconds,
+        made.kept,
+        made.stitched_us,
+        made.left_us,
+        made.compile,
+    )
+    records.note_compiled(function, device, row)
     how = "found on disk" if made.kept else "compiled"
     log.info("%s: %s on %s in %.2f s", how, function, device, seconds)
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from astitch.errors import EngineUnavailable
 from astitch.events import note_compile, note_fallback
-from astitch.program.steps import Program
 from astitch.show.compilation import Compilation
-from tf_addon.launch_table import count_steps
-from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA
+from tf_addon.shim_library import FAILED_ITSELF, OP_BY_OP, STITCHED, XLA
 
 MOST_FUNCTIONS = 1000
 """Functions that a report has: a process may make new ones for weeks."""
 
-OWNERS = {XLA: "XLA", OP_BY_OP: "TensorFlow, op by op"}
+MOST_ROWS = 100
+"""Signatures of a function that a report has, and reasons."""
+
+OWNERS = {XLA: "XLA", OP_BY_OP: "TensorFlow, op by op", FAILED_ITSELF: "the function"}
 """Who runs what astitch does not, by the shim's outcome."""
 
 
@@ -29,7 +32,8 @@ OWNERS = {XLA: "XLA", OP_BY_OP: "TensorFlow, op by op"}
 class Compiled:
     """One signature of a function as astitch compiled it.  seconds: of planning and of compiling its kernels.
 
-    kept: an earlier process had planned it.  compile: what `compilation` calls.
+    kept: an earlier process had planned it.  stitched_us, left_us: projected memory-intensive time of a call, in
+    kernels and outside of them.  compile: what `compilation` calls; a copy from another process has none.
     """
 
     signature: str
@@ -38,12 +42,24 @@ class Compiled:
     other_steps: int
     seconds: float
     kept: bool
-    compile: Callable[[], Compilation] = field(repr=False)
+    stitched_us: float
+    left_us: float
+    compile: Callable[[], Compilation] | None = field(repr=False)
 
     @property
     def compilation(self) -> Compilation:
-        """The Compilation of a program; a kept program is compiled again for it."""
+        """The Compilation of a program; a kept program is compiled again for it.  Raises EngineUnavailable in another
+        process than that of the program."""
+        if self.compile is None:
+            raise EngineUnavailable(
+                f"tf_addon.report: {self.signature} was compiled by another process\n"
+                "  call explain() there and write down what it gives"
+            )
         return self.compile()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = (getattr(self, each.name) for each in fields(self) if each.name != "compile")
+        return Compiled, (*plain, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +73,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class FunctionReport:
-    """A function on a device.  name: as TensorFlow has it.  runs: calls, by who ran them.  phase: of Keras' steps,
-    train, test or predict."""
+    """A function on a device.  name: as TensorFlow has it.  runs: calls, by who ran them.
+
+    failed_runs: calls that end with an error of the function's own, a shape that does not fit for one.
+    phase: of Keras' steps, train, test or predict.
+    """
 
     name: str
     device: str
@@ -67,6 +86,7 @@ class FunctionReport:
     stitched_runs: int
     xla_runs: int
     op_by_op_runs: int
+    failed_runs: int = 0
     phase: str = ""
 
     @property
@@ -74,6 +94,11 @@ class FunctionReport:
         """What the user called it, and which part of it this is."""
         title = title_of(self.name)
         return f"{title} ({self.phase})" if self.phase else title
+
+    @property
+    def share(self) -> float | None:
+        """How much of the projected memory-intensive time runs in kernels, 0 to 1; None where there is none."""
+        return _share_of(self.compiled)
 
     def explain(self) -> str:
         """Kernels and refusals of each signature, as `astitch.compile_hlo(...).explain()` tells them."""
@@ -101,7 +126,9 @@ class Report:
             "compiles": self.compiles,
             "runs": self.runs,
             "fallbacks": self.fallbacks,
+            "errors": self.errors,
             "compile_seconds": self.compile_seconds,
+            "share": self.share,
             "functions": [_to_dict(function) for function in self.functions],
             "notes": list(self.notes),
         }
@@ -130,26 +157,41 @@ class Report:
         """Calls that XLA or TensorFlow ran instead."""
         return sum(function.xla_runs + function.op_by_op_runs for function in self.functions)
 
+    @property
+    def errors(self) -> int:
+        """Calls that ended with an error of the function's own."""
+        return sum(function.failed_runs for function in self.functions)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the projected memory-intensive time of all signatures runs in kernels, 0 to 1."""
+        return _share_of([one for function in self.functions for one in function.compiled])
+
     def find(self, title: str) -> tuple[FunctionReport, ...]:
         """The functions that the user called so; forward and backward parts too."""
         return tuple(f for f in self.functions if f.title.split(" ")[0] == title)
 
     def __str__(self) -> str:
-        columns = ("compiles", "seconds", "kernels", "library", "other", "runs", "by XLA", "by TF")
+        columns = (
+            *("compiles", "seconds", "kernels", "library", "other", "stitched"),
+            *("runs", "by XLA", "by TF", "errors"),
+        )
         head = f"{'function':36} {'device':7}" + "".join(f"{name:>9}" for name in columns)
         lines = [head]
         for f in self.functions:
             made = [(c.kernels, c.library_calls, c.other_steps) for c in f.compiled]
             sums = (sum(column) for column in zip(*made, strict=True)) if made else (0, 0, 0)
-            runs = (f.stitched_runs, f.xla_runs, f.op_by_op_runs)
-            seconds = f"{sum(c.seconds for c in f.compiled):9.1f}"
-            cells = f"{len(made):9}{seconds}"
-            cells += "".join(f"{number:9}" for number in (*sums, *runs))
+            runs = (f.stitched_runs, f.xla_runs, f.op_by_op_runs, f.failed_runs)
+            cells = f"{len(made):9}{sum(c.seconds for c in f.compiled):9.1f}"
+            cells += "".join(f"{number:9}" for number in sums) + f"{show_share(f.share):>9}"
+            cells += "".join(f"{number:9}" for number in runs)
             lines.append(f"{f.title[:36]:36} {_short_device(f.device):7}{cells}")
         for f in self.functions:
             for refused in f.refused:
                 reason = refused.reason.replace("\n", "\n    ")
-                lines.append(f"{f.title}: left to {refused.owner}: {reason}")
+                failed = refused.owner == OWNERS[FAILED_ITSELF]
+                whose = "an error of its own" if failed else f"left to {refused.owner}"
+                lines.append(f"{f.title}: {whose}: {reason}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -161,12 +203,29 @@ def _to_dict(function: FunctionReport) -> dict[str, Any]:
         "stitched": function.stitched_runs,
         "xla": function.xla_runs,
         "op_by_op": function.op_by_op_runs,
+        "failed": function.failed_runs,
     }
-    names = {"name": function.name, "title": function.title, "device": function.device}
-    return {**names, "compiled": compiled, "refused": refused, "runs": runs}
+    names = {name: getattr(function, name) for name in ("name", "title", "phase", "device")}
+    values = {"share": function.share, "compiled": compiled, "refused": refused, "runs": runs}
+    return {**names, **values}
 
 
-_PLAIN_FIELDS = "signature", "kernels", "library_calls", "other_steps", "seconds", "kept"
+_PLAIN_FIELDS = (
+    *("signature", "kernels", "library_calls", "other_steps", "seconds", "kept"),
+    *("stitched_us", "left_us"),
+)
+
+
+def _share_of(compiled: Sequence[Compiled]) -> float | None:
+    stitched = sum(one.stitched_us for one in compiled)
+    whole = stitched + sum(one.left_us for one in compiled)
+    return stitched / whole if whole else None
+
+
+def show_share(share: float | None) -> str:
+    """`97 %`; `-` where there is no memory-intensive time."""
+    return "-" if share is None else f"{100 * share:.0f} %"
+
 
 _NAME = re.compile(r"__inference___(backward)_(.+?)_\d+_\d+|__(inference|forward)_(.+?)_\d+")
 
@@ -195,58 +254,51 @@ def _short_device(device: str) -> str:
     return device.rpartition("device:")[2].lower()
 
 
-def _make_room(known: dict[tuple[str, str], Any], key: tuple[str, str]) -> None:
-    """Forgets the function that was noted first where there are as many as may be."""
-    if key not in known and len(known) >= MOST_FUNCTIONS:
+def _make_room(known: dict[Any, Any], key: Any, most: int) -> None:
+    """Forgets what was noted first where there is as much as may be."""
+    if key not in known and len(known) >= most:
         del known[next(iter(known))]
 
 
 class Records:
-    """Notes of all threads, by function and device: of the latest MOST_FUNCTIONS."""
+    """Notes of all threads, by function and device: of the latest MOST_FUNCTIONS, and MOST_ROWS of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiled: dict[tuple[str, str], list[Compiled]] = {}
+        self._compiled: dict[tuple[str, str], deque[Compiled]] = {}
         self._refused: dict[tuple[str, str], dict[tuple[str, int], int]] = {}
-        self._runs: dict[tuple[str, str, int], int] = {}
+        self._runs: dict[tuple[str, str], dict[int, int]] = {}
 
-    def note_compiled(
-        self,
-        function: str,
-        device: str,
-        program: Program,
-        compile: Callable[[], Compilation],
-        seconds: float,
-        *,
-        kept: bool,
-    ) -> None:
+    def note_compiled(self, function: str, device: str, row: Compiled) -> None:
         """One more signature is astitch's."""
-        signature = f"({', '.join(str(view.type) for view in program.parameters)})"
-        row = Compiled(signature, *count_steps(program), seconds, kept, compile)
         with self._lock:
-            _make_room(self._compiled, (function, device))
-            rows = self._compiled.setdefault((function, device), [])
+            _make_room(self._compiled, (function, device), MOST_FUNCTIONS)
+            rows = self._compiled.setdefault((function, device), deque(maxlen=MOST_ROWS))
             # A program that serves several call sites is one.
-            new = all(known.compile is not compile for known in rows)
+            new = all(known.compile is not row.compile for known in rows)
             if new:
                 rows.append(row)
         if new:
+            made = "stitched" if row.kernels else "left"
             note_compile(
                 title_of(function),
-                outcome="kept" if kept else "stitched" if row.kernels else "left",
+                outcome="kept" if row.kept else made,
                 kernels=row.kernels,
-                seconds=seconds,
+                seconds=row.seconds,
                 engine="tensorflow",
                 device=_short_device(device),
             )
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
-        """One more signature is somebody else's."""
+        """One more signature is somebody else's, or fails of itself."""
         reason = clean_reason(reason)
         with self._lock:
-            _make_room(self._refused, (function, device))
+            _make_room(self._refused, (function, device), MOST_FUNCTIONS)
             reasons = self._refused.setdefault((function, device), {})
+            _make_room(reasons, (reason, outcome), MOST_ROWS)
             reasons[reason, outcome] = reasons.get((reason, outcome), 0) + 1
+        if outcome == FAILED_ITSELF:
+            return
         note_fallback(
             title_of(function),
             cause="unsupported",
@@ -256,9 +308,11 @@ class Records:
 
     def note_run(self, function: str, device: str, outcome: int) -> None:
         """One more call that the shim does not count."""
-        key = function, device, outcome
+        key = function, device
         with self._lock:
-            self._runs[key] = self._runs.get(key, 0) + 1
+            _make_room(self._runs, key, MOST_FUNCTIONS)
+            counts = self._runs.setdefault(key, {})
+            counts[outcome] = counts.get(outcome, 0) + 1
 
     def clear(self) -> None:
         """Forget what was noted."""
@@ -277,9 +331,8 @@ class Records:
         """called: functions that the shim ran, and their devices.  count_runs: of a function, on a device, with an
         outcome.  notes: see Report."""
         with self._lock:
-            runs = dict(self._runs)
-            own = [(function, device) for function, device, _ in runs]
-            keys = list(dict.fromkeys([*self._compiled, *self._refused, *called, *own]))
+            runs = {key: dict(counts) for key, counts in self._runs.items()}
+            keys = list(dict.fromkeys([*self._compiled, *self._refused, *called, *runs]))
             compiled = {key: tuple(self._compiled.get(key, ())) for key in keys}
             refused = {
                 key: tuple(
@@ -290,11 +343,11 @@ class Records:
             }
 
         def make(key: tuple[str, str]) -> FunctionReport:
-            stitched, xla, op_by_op = (
-                count_runs(*key, outcome) + runs.get((*key, outcome), 0)
-                for outcome in (STITCHED, XLA, OP_BY_OP)
+            stitched, xla, op_by_op, failed = (
+                count_runs(*key, outcome) + runs.get(key, {}).get(outcome, 0)
+                for outcome in (STITCHED, XLA, OP_BY_OP, FAILED_ITSELF)
             )
             both = compiled[key], refused[key]
-            return FunctionReport(*key, *both, stitched, xla, op_by_op, phase_of(key[0]))
+            return FunctionReport(*key, *both, stitched, xla, op_by_op, failed, phase_of(key[0]))
 
         return Report(tuple(map(make, keys)), notes)

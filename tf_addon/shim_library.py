@@ -19,7 +19,7 @@ log = logging.getLogger("tf_addon")
 PARAMETER, CONSTANT, RESULT, SCRATCH = range(4)
 HOST_KERNEL, CUDA_KERNEL, PYTHON_STEP = range(3)
 COOPERATIVE, POINTER_TABLE, CAPTURABLE = 1, 2, 4
-STITCHED, XLA, OP_BY_OP = range(3)
+STITCHED, XLA, OP_BY_OP, FAILED_ITSELF = range(4)
 
 _i32, _i64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -182,7 +182,8 @@ class Handlers:
 
     compile: function, device, HLO, number of the GPU (-1: TensorFlow runs it on the CPU) -> number of a program; raises
     where there is none.  step: key of the program, number of the step, stream, an address for each buffer.
-    refuse: function, device, why it is not astitch's, and whose it is (XLA or OP_BY_OP).
+    refuse: function, device, why it is not astitch's, and whose it is (XLA, OP_BY_OP, or FAILED_ITSELF: an error of the
+    function's own).
     """
 
     compile: Callable[[str, str, bytes, int], int]
@@ -229,7 +230,7 @@ class Shim:
         return int(self._library.astitch_tf_count_products())
 
     def count_runs(self, function: str, device: str, outcome: int) -> int:
-        """How many calls of a function ended so (STITCHED, XLA, OP_BY_OP)."""
+        """How many calls of a function ended so (STITCHED, XLA, OP_BY_OP, FAILED_ITSELF)."""
         return int(self._library.astitch_tf_count_runs(function.encode(), device.encode(), outcome))
 
     def count_graphs(self) -> tuple[int, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
-from astitch.errors import InvalidOption  # noqa: E402
-from tf_addon import enabling, keras_models  # noqa: E402
+from astitch.errors import EngineUnavailable, InvalidOption  # noqa: E402
+from tf_addon import enabling, keras_models, programs  # noqa: E402
 from tf_addon.errors import AddonWarning, ShimUnavailable  # noqa: E402
 
 keras, layers = tf.keras, tf.keras.layers
@@ -33,12 +36,17 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tf_addon.report(reset=True)
 
 
-def fit(name: str) -> Any:
+def make(name: str) -> Any:
     model = keras.Sequential(
         [keras.Input((8,)), layers.Dense(8, "gelu"), layers.LayerNormalization(), layers.Dense(1)],
         name=name,
     )
     model.compile("adam", "mse")
+    return model
+
+
+def fit(name: str) -> Any:
+    model = make(name)
     x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
     model.fit(x, x[:, :1], batch_size=16, verbose=0)
     return model
@@ -115,3 +123,94 @@ def test_a_report_is_plain_values() -> None:
     assert read["runs"] == 2 and read["compile_seconds"] > 0
     assert read["functions"][0]["compiled"][0]["kernels"] >= 1
     assert pickle.loads(pickle.dumps(found.to_dict())) == found.to_dict()
+
+
+def test_a_report_is_pickled() -> None:
+    tf_addon.enable(keras="jit")
+    fit("pickled_one")
+    found = tf_addon.report()
+    copy = pickle.loads(pickle.dumps(found))
+    assert str(copy) == str(found) and copy.to_dict() == found.to_dict()
+    assert "kernel" in found.functions[0].explain()
+    with pytest.raises(EngineUnavailable, match="compiled by another process"):
+        copy.functions[0].explain()
+
+
+def test_a_report_says_how_much_runs_in_kernels() -> None:
+    tf_addon.enable(keras="jit")
+    fit("shared_out")
+    found = tf_addon.report()
+    assert found.share == 1.0
+    assert "100 %" in str(found)
+    assert found.to_dict()["functions"][0]["phase"] == "train"
+    row = found.functions[0].compiled[0]
+    half = replace(found.functions[0], compiled=(replace(row, left_us=row.stitched_us),))
+    assert half.share == 0.5
+
+
+def test_a_callback_logs_the_report(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tf_addon")
+    tf_addon.enable(keras="jit")
+    model, x = make("logged_one"), np.ones((32, 8), np.float32)
+    told = tf_addon.report_callback()
+    history = model.fit(
+        x,
+        x[:, :1],
+        batch_size=16,
+        epochs=2,
+        validation_data=(x, x[:, :1]),
+        verbose=0,
+        callbacks=[told],
+    ).history
+    assert history["astitch_runs"] == [4, 4]  # two batches of training, two of the validation
+    assert history["astitch_compiles"] == [2, 0]
+    assert history["astitch_fallbacks"] == [0, 0]
+    lines = [record.getMessage() for record in caplog.records if record.name == "tf_addon"]
+    assert any(line.startswith("epoch 2: 4 calls through astitch, 0 by XLA") for line in lines)
+    assert sum(line.startswith("fit has ended\nfunction") for line in lines) == 1
+    assert not any(line.startswith("evaluate has ended") for line in lines)
+    model.evaluate(x, x[:, :1], verbose=0, callbacks=[told])
+    assert "evaluate has ended" in caplog.text
+
+
+def test_errors_of_a_function_are_no_fallbacks() -> None:
+    @tf.function(jit_compile=True)
+    def product(x: Any, y: Any) -> Any:
+        return tf.exp(tf.reshape(x, tf.shape(y)))
+
+    tf_addon.enable()
+    traced = product.get_concrete_function(
+        tf.TensorSpec([None], tf.float32), tf.TensorSpec([None, None], tf.float32)
+    )
+    traced(tf.ones([6]), tf.ones([2, 3]))
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            traced(tf.ones([5]), tf.ones([2, 3]))
+    found = tf_addon.report()
+    assert (found.runs, found.fallbacks, found.errors) == (1, 0, 2)
+    assert "product: an error of its own: " in str(found)
+    assert found.to_dict()["functions"][0]["runs"]["failed"] == 2
+
+
+@pytest.mark.slow
+def test_functions_that_are_gone_leave_the_report() -> None:
+    """The shim counts the latest 1,000: a process may make new ones for weeks."""
+    tf_addon.enable()
+    for _ in range(1100):
+        tf.function(tf.exp, jit_compile=True)(tf.ones([3]))
+    gc.collect()
+    found = tf_addon.report()
+    assert len(found.functions) <= 1100
+    called = enabling.takeover.install().list_functions()
+    assert len(called) <= 1000
+
+
+def test_of_many_modules_few_compilations_stay() -> None:
+    programs._compile_recent.cache_clear()
+    tf_addon.enable()
+    for size in range(programs.MOST_COMPILATIONS + 3):
+        tf.function(tf.nn.softmax, jit_compile=True)(tf.ones([3, size + 2]))
+    functions = tf_addon.report().functions
+    assert len(functions) == programs.MOST_COMPILATIONS + 3
+    assert "kernel" in functions[0].explain()  # compiled again
+    assert programs._compile_recent.cache_info().currsize <= programs.MOST_COMPILATIONS

@@ -131,7 +131,11 @@ struct Settings {
   int32_t engine;          // which was asked for: signatures are compiled for each
 };
 
-enum Outcome : int32_t { kStitched = 0, kXla = 1, kOpByOp = 2, kOutcomes = 3 };
+// kFailedItself: the function has an error of its own, which XLA's kernel raises.
+enum Outcome : int32_t { kStitched = 0, kXla = 1, kOpByOp = 2, kFailedItself = 3, kOutcomes = 4 };
+
+// Functions that are counted: a process may make new ones for weeks.
+constexpr size_t kMostFunctions = 1000;
 
 constexpr int kMessageBytes = 2048;
 
@@ -300,7 +304,8 @@ struct State {
   mutex mu, capture_mu, product_mu;
   std::atomic<int64_t> graphs_captured{0}, graphs_launched{0}, products_launched{0};
   std::vector<std::unique_ptr<Program>> programs;
-  std::map<std::pair<std::string, std::string>, std::unique_ptr<Function>> functions;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Function>> functions;
+  std::deque<std::pair<std::string, std::string>> noted;  // the keys of `functions`, in the order in which they came
 };
 
 // Never destroyed: kernels of TensorFlow's outlive static destructors.
@@ -309,11 +314,28 @@ State& state() {
   return *the_state;
 }
 
-Function* find_function(const std::string& name, const std::string& device) {
+// Forgets functions without a kernel, the first ones first, where there are as many as may be.  With state().mu held.
+void make_room() {
+  auto& noted = state().noted;
+  for (size_t seen = noted.size(); seen > 0 && noted.size() >= kMostFunctions; --seen) {
+    const auto names = noted.front();
+    noted.pop_front();
+    const auto found = state().functions.find(names);
+    if (found->second.use_count() > 1) {
+      noted.push_back(names);
+    } else {
+      state().functions.erase(found);
+    }
+  }
+}
+
+std::shared_ptr<Function> find_function(const std::string& name, const std::string& device) {
   mutex_lock lock(state().mu);
-  auto& function = state().functions[{name, device}];
-  if (!function) function = std::make_unique<Function>();
-  return function.get();
+  const auto found = state().functions.find({name, device});
+  if (found != state().functions.end()) return found->second;
+  make_room();
+  state().noted.push_back({name, device});
+  return state().functions[{name, device}] = std::make_shared<Function>();
 }
 
 absl::Status cuda_status(int code, const char* what) {
@@ -800,6 +822,7 @@ struct Entry {
   absl::Notification made;
   const Program* program = nullptr;
   bool xla_refuses = false;
+  bool own_error = false;
   bool interrupted = false;  // an exception that came from outside ended it: neither of them
   std::string reason;
   std::vector<int> input_mapping;
@@ -825,7 +848,7 @@ class AstitchKernel : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const bool wanted = mark_ == Mark::kOurs || (mark_ == Mark::kNone && state().taken);
-    if (!wanted) return run_xla(ctx, std::move(done), /*counted=*/false);
+    if (!wanted) return run_xla(ctx, std::move(done), kOutcomes);
     if (!xla_) {
       if (!told_.exchange(true)) refuse(refusal_.message(), kOpByOp);
       return run_op_by_op(ctx, std::move(done), refusal_);
@@ -838,7 +861,7 @@ class AstitchKernel : public AsyncOpKernel {
                     absl::UnimplementedError(absl::StrCat("astitch, strict: ", function_.name(), ": ", refused->reason)));
       if (refused->xla_refuses && is_host_device(ctx) && state().uncompiled)
         return run_op_by_op(ctx, std::move(done), absl::InvalidArgumentError(refused->reason));
-      return run_xla(ctx, std::move(done), /*counted=*/true);
+      return run_xla(ctx, std::move(done), refused->own_error ? kFailedItself : kXla);
     }
     if (!status.ok()) return fail(ctx, std::move(done), status);
     shared_->runs[kStitched]++;
@@ -857,9 +880,10 @@ class AstitchKernel : public AsyncOpKernel {
     state().callbacks.refuse(&call);
   }
 
-  void run_xla(OpKernelContext* ctx, DoneCallback done, bool counted) {
+  // outcome: as what the call counts; kOutcomes: as nothing.
+  void run_xla(OpKernelContext* ctx, DoneCallback done, Outcome outcome) {
     if (!xla_) return fail(ctx, std::move(done), refusal_);
-    if (counted) shared_->runs[kXla]++;
+    if (outcome != kOutcomes) shared_->runs[outcome]++;
     if (AsyncOpKernel* async = xla_->AsAsync()) return async->ComputeAsync(ctx, std::move(done));
     xla_->Compute(ctx);
     done();
@@ -982,7 +1006,8 @@ class AstitchKernel : public AsyncOpKernel {
         }
         if (!status.ok()) entry->reason = std::string(status.message());
         if (!entry->program && admission == Admission::kFirst)
-          refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
+          refuse(entry->reason, entry->own_error ? kFailedItself
+                                : entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
         entry->made.Notify();
       }
       // Another thread makes it: that needs no lock that this call holds.
@@ -1066,6 +1091,7 @@ class AstitchKernel : public AsyncOpKernel {
     const absl::Status lowered = compiler.CompileFunction(compile_options, function_, arguments, &result);
     if (!lowered.ok()) {
       entry->xla_refuses = is_limit_of_xla(lowered);
+      entry->own_error = !entry->xla_refuses;
       return lowered;
     }
     TF_RETURN_IF_ERROR(check_result(result));
@@ -1187,7 +1213,7 @@ class AstitchKernel : public AsyncOpKernel {
   const Mark mark_;
   FunctionLibraryRuntime* const library_;
   const std::string device_;
-  Function* const shared_;
+  const std::shared_ptr<Function> shared_;
   std::atomic<bool> told_{false};
   mutex mu_;
   bool instantiated_ = false;
