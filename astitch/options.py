@@ -37,6 +37,8 @@ REPLACED = {
 }
 """Names of earlier versions, and what stands in their place: an option of a call is no variable."""
 
+_shared_by_program: list[Path] = []
+
 DEBUG_LEVELS = 4
 ENGINES = ("gpu", "xla", "executor", "host")
 
@@ -58,9 +60,15 @@ def cache_dir() -> Path:
 
 
 def shared_cache_dirs() -> tuple[Path, ...]:
-    """Folders of caches that others fill, and that are only read."""
+    """Folders of caches that others fill, and that are only read: of the environment, then of the program."""
     _, *shared = _read("ASTITCH_CACHE_DIR").split(os.pathsep)
-    return tuple(Path(folder) for folder in shared if folder)
+    return (*(Path(folder) for folder in shared if folder), *_shared_by_program)
+
+
+def share_cache(folder: Path) -> None:
+    """One more folder of caches that is only read, from now on."""
+    if folder not in _shared_by_program:
+        _shared_by_program.append(folder)
 
 
 def debug_level() -> int:

@@ -4,6 +4,7 @@
     tf_addon.disable()   XLA's again; `with tf_addon.enabled():` is both
     tf_addon.function    one function, enabled or not: `@tf_addon.function` where `@tf.function` stood
     tf_addon.never       one function that stays XLA's: `@tf_addon.never`
+    tf_addon.load(dir)   a SavedModel's signatures, with the programs that `astitch-export` left beside it
     tf_addon.report()    what was compiled, run, and left to XLA, and why
     tf_addon.report_callback()   a Keras callback that logs it
 
@@ -16,6 +17,7 @@ from tf_addon.enabling import disable, enable, enabled, report
 from tf_addon.functions import function, never
 from tf_addon.report import Report
 from tf_addon.report_callback import report_callback
+from tf_addon.saved_models import load
 
 __all__ = [
     "Report",
@@ -23,6 +25,7 @@ __all__ = [
     "enable",
     "enabled",
     "function",
+    "load",
     "never",
     "report",
     "report_callback",

@@ -364,4 +364,5 @@ def read_module(hlo: bytes) -> Module:
         for instruction in computation.instructions:
             instruction.ClearField("name")
             instruction.ClearField("metadata")
+    schema.sort_maps(module)
     return Module(named, bytes(module.SerializeToString(deterministic=True)))

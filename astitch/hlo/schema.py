@@ -182,6 +182,17 @@ def decode(text: bytes) -> str:
     return text.decode(errors="replace")
 
 
+def sort_maps(module: Any) -> None:
+    """Brings the entries of each instruction's map into one order: on the wire they have none.
+
+    XLA writes them in another order in each process, and a module is looked for by its bytes.
+    """
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if len(instruction.frontend_attributes.map) > 1:
+                instruction.frontend_attributes.map.sort(key=lambda entry: entry.key)
+
+
 def name_of_module(data: bytes | str) -> str:
     """The name of a serialized HloModuleProto or of HLO text, as `jit_step`; the empty string where there is none."""
     if isinstance(data, str):

@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from astitch import options
 from astitch.system.forks import fork_waits
 from astitch.system.private_files import (
     ADVICE,
     PrivateFolder,
     load_from_memory,
+    read_shared,
     seal,
     temporary_folder,
     unseal,
@@ -66,14 +68,33 @@ def load_library(
 def find_library(
     folder: PrivateFolder, name: str, mode: int = ctypes.DEFAULT_MODE
 ) -> ctypes.CDLL | None:
-    """The library kept under a name, loaded; None where there is none that is whole and private."""
+    """The library kept under a name, loaded; None where there is none that is whole and private.
+
+    What a folder of the cache lacks is looked for in those that are only read.
+    """
     try:
         return folder.load_library(name, FORM, mode)
     except FileNotFoundError:
-        return None
+        pass
     except OSError as error:
         _tell(folder, error)
+    if folder.path.parent != options.cache_dir():
         return None
+    return _find_shared(folder.path.name, name, mode)
+
+
+def _find_shared(kind: str, name: str, mode: int) -> ctypes.CDLL | None:
+    for shared in options.shared_cache_dirs():
+        try:
+            content = unseal(read_shared(shared / kind, name), FORM, name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _tell(PrivateFolder(shared), error)
+            continue
+        if content is not None:
+            return load_from_memory(content, mode)
+    return None
 
 
 def is_whole(path: Path) -> bool:

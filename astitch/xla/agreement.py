@@ -267,7 +267,7 @@ def digest_module(given: Any) -> str:
     """Of all of a module that decides what it computes.
 
     given: an HloModuleProto.  Its number counts what the process has compiled before.  Source files may lie elsewhere
-    on another host.  A map has no order on the wire.
+    on another host.
     """
     module = schema.HloModuleProto()
     module.CopyFrom(given)
@@ -276,6 +276,5 @@ def digest_module(given: Any) -> str:
     for computation in module.computations:
         for instruction in computation.instructions:
             instruction.ClearField("metadata")
-            if len(instruction.frontend_attributes.map) > 1:
-                instruction.frontend_attributes.map.sort(key=lambda entry: entry.key)
+    schema.sort_maps(module)
     return hashlib.sha256(module.SerializeToString(deterministic=True)).hexdigest()

@@ -68,6 +68,7 @@ def _what_is_read(hlo: bytes) -> bytes:
     discard_unread_fields(module)
     module.ClearField("id")
     module.ClearField("schedule")
+    schema.sort_maps(module)
     return bytes(module.SerializeToString(deterministic=True))
 
 

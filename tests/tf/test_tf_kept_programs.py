@@ -15,6 +15,7 @@ import pytest
 
 from astitch import options
 from astitch.device.gpu import preset
+from astitch.hlo import schema
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
@@ -133,6 +134,18 @@ def test_names_decide_nothing() -> None:
     one, other = (read_module(lower(fn, X)) for fn in (soften, soft_max))
     assert one.hlo != other.hlo
     assert one.content == other.content
+
+
+def test_the_order_of_an_instruction_s_attributes_decides_nothing() -> None:
+    """TensorFlow marks products so, and each process writes the marks in another order."""
+    contents = set()
+    for names in ((b"grad_x", b"grad_y"), (b"grad_y", b"grad_x")):
+        module = schema.HloModuleProto.FromString(lower(soften, X))
+        for name in names:
+            attributes = module.computations[-1].instructions[-1].frontend_attributes
+            attributes.map.add(key=name, value=b"false")
+        contents.add(read_module(module.SerializeToString()).content)
+    assert len(contents) == 1
 
 
 def test_damaged_entries_are_compiled_anew(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""SavedModels with their programs beside them: what one process exported the next neither plans nor compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tf_addon import export, saved_models  # noqa: E402
+
+SAVE = """
+import sys, tensorflow as tf
+keras, layers = tf.keras, tf.keras.layers
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [keras.Input((8,)), layers.Dense(16, "gelu"), layers.LayerNormalization(), layers.Softmax()]
+)
+model.export(sys.argv[1], verbose=False)
+"""
+SERVE = """
+import sys, numpy as np, tensorflow as tf, tf_addon
+from astitch.run import emulate
+from tf_addon import programs, shim_build
+
+def refuse(*args, **options):
+    raise AssertionError("something is planned or compiled")
+
+emulate.compile_apart = shim_build.compile_apart = programs.compile_for = refuse
+model = tf_addon.load(sys.argv[1])
+x = np.arange(32, dtype=np.float32).reshape(4, 8)
+(found,) = model["serving_default"](**{sys.argv[2]: x}).values()
+report = tf_addon.report()
+(wanted,) = model.model.signatures["serving_default"](**{sys.argv[2]: x}).values()
+(row,) = report.functions[0].compiled
+print(report.runs, row.kept, row.kernels, float(np.abs(found - wanted).max()) < 1e-5)
+"""
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "ASTITCH_ENGINE": "host", **environment},
+    )
+
+
+def test_a_later_process_neither_plans_nor_compiles(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    made = run(sys.executable, "-c", SAVE, str(model))
+    assert not made.returncode, made.stderr
+    wanted = ("--signature", "serving_default", "--batch", "4", "2")
+    exported = run(sys.executable, "-m", "tf_addon.export", str(model), *wanted)
+    assert exported.returncode == 0, exported.stdout + exported.stderr
+    first, second, last = exported.stdout.splitlines()
+    assert "serving_default(" in first and "=[4, 8]): " in first and "=[2, 8]): " in second
+    assert "assets.extra/astitch: " in last
+    kept = saved_models.programs_folder(model)
+    before = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    assert {path.name for path in kept.iterdir()} >= {"programs", "host", "tensorflow"}
+    for path in [*kept.rglob("*"), kept]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # Nothing is in this user's own cache.
+    name = first.partition("(")[2].partition("=")[0]
+    served = run(
+        sys.executable,
+        *("-W", "error::RuntimeWarning", "-c", SERVE, str(model), name),
+        ASTITCH_CACHE_DIR=str(tmp_path / "own"),
+    )
+    assert served.stdout.split() == ["1", "True", "1", "True"], served.stdout + served.stderr
+    assert before == {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    for path in [kept, *kept.rglob("*")]:
+        path.chmod(0o755)
+
+
+def test_what_is_not_to_be_had_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export.main([str(tmp_path)]) == 2
+    assert "is no SavedModel" in capsys.readouterr().err
+
+
+def test_shapes_are_those_of_the_signature(tmp_path: Path) -> None:
+    class Model(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None, None], name="x")])
+        def serve(self, x):  # type: ignore[no-untyped-def]
+            return {"y": x}
+
+    tf.saved_model.save(Model(), str(tmp_path))
+    module = tf.saved_model.load(str(tmp_path))
+    parse = export._make_parser().parse_args
+    calls = list(
+        export.list_calls(module, parse(["DIR", "--shapes", "x=8,16", "--shapes", "x=2,3"]))
+    )
+    assert [str(call) for call in calls] == [
+        "serving_default(x=[8, 16])",
+        "serving_default(x=[2, 3])",
+    ]
+    with pytest.raises(export.InvalidOption, match="--shapes x=8,128"):
+        list(export.list_calls(module, parse(["DIR"])))
+    with pytest.raises(export.InvalidOption, match=r"\[8\] is no"):
+        list(export.list_calls(module, parse(["DIR", "--shapes", "x=8"])))
+    with pytest.raises(export.InvalidOption, match="the model has serving_default"):
+        list(export.list_calls(module, parse(["DIR", "--signature", "other"])))
