@@ -39,6 +39,7 @@ from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.native_scatters import combine_natively
 from astitch.rewrite.operands import give_operands
 from astitch.rewrite.order_reductions import order_reductions
+from astitch.rewrite.packed_words import unpack_words
 from astitch.rewrite.padded_convolutions import pad_convolutions
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
@@ -420,6 +421,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: decompose_small_dots(graph, job.gpu),
         lambda job: job.target.region is None,
     ),
+    _rewrite("unpack_words", lambda graph, job: unpack_words(graph), lambda job: job.target.in_xla),
     _rewrite("write_out_short_reductions", lambda graph, job: write_out_short_reductions(graph)),
     _rewrite("ask_clamped", lambda graph, job: ask_clamped(graph)),
     _rewrite("order_reductions", lambda graph, job: order_reductions(graph)),

@@ -74,6 +74,11 @@ class DType(enum.Enum):
         return self.numpy.itemsize
 
     @property
+    def bits(self) -> int:
+        """Size of one element in memory of XLA's, which packs types of four and two bits."""
+        return _PACKED_BITS.get(self, 8 * self.bytes)
+
+    @property
     def is_opaque(self) -> bool:
         """A type that only XLA computes with: no kernel, no rule and no meaning in NumPy knows it."""
         return self in _OPAQUE
@@ -145,6 +150,7 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.F8E8M0FNU: np.dtype(ml_dtypes.float8_e8m0fnu),
     DType.TOKEN: np.dtype("V1"),
 }
+_PACKED_BITS = {DType.S4: 4, DType.U4: 4, DType.F4E2M1FN: 4, DType.S2: 2, DType.U2: 2}
 _OF_NUMPY = {v: k for k, v in _NUMPY.items()}
 _FLOATS = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64, DType.F8E4M3FN, DType.F8E5M2})
 _OPAQUE = frozenset(

@@ -6,7 +6,9 @@ See finished_products.py for what else XLA computes with a product.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.finished_products import Finished, set_apart
@@ -21,7 +23,8 @@ TILE = 64
 LEAST_BYTES = 64 << 10
 """Smaller results cost a kernel less than XLA a launch, should it not read the parts."""
 
-JOINED_DTYPES = frozenset({DType.F32, DType.BF16, DType.F16})
+JOINED_DTYPES = frozenset({DType.F32, DType.BF16, DType.F16, DType.S8, DType.U8})
+"""Element types of parts that XLA's kernel reads side by side.  Integers it converts as it loads them."""
 
 
 def find_joined_operands(graph: Graph, left: Collection[str] = ()) -> Finished:
@@ -30,46 +33,87 @@ def find_joined_operands(graph: Graph, left: Collection[str] = ()) -> Finished:
     left: ops that XLA computes in any case.
     """
     units = [
-        (user, (node.name,), ())
+        (read.product, (node.name, *read.between), ())
         for node in graph
         if _is_joined(graph, node, left)
-        for user in graph.users[node.name]
+        for read in _list_reads(graph, node)
     ]
     return set_apart(graph, units) if units else Finished(graph, {})
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """How an op reads a concatenation.
+
+    operand: through this conversion or reshape, or the concatenation itself.  between: from there on, it included.
+    dimension: of the operand, along which the parts lie; None where a reshape cuts or merges it.
+    """
+
+    product: str
+    operand: str
+    between: tuple[str, ...]
+    dimension: int | None
+
+
+def _list_reads(graph: Graph, joined: Node) -> Iterator[_Read]:
+    assert isinstance(joined.attrs, DimensionAttrs)
+    waiting = [_Read("", joined.name, (), joined.attrs.dimension)]
+    while waiting:
+        read = waiting.pop()
+        source = array_of(graph[read.operand])
+        for user in graph.users[read.operand]:
+            node = graph[user]
+            widens = OPS[node.op].is_conversion and node.array.bytes >= source.bytes
+            if user not in graph.outputs and (widens or OPS[node.op].is_view):
+                dimension = _follow(read.dimension, source.shape, node.shape)
+                waiting.append(_Read("", user, (*read.between, user), dimension))
+            else:
+                yield replace(read, product=user)
+
+
+def _follow(dimension: int | None, source: tuple[int, ...], target: tuple[int, ...]) -> int | None:
+    """Which dimension of a reshaped array is one of the array's."""
+    if dimension is None:
+        return None
+    before = math.prod(source[:dimension])
+    for place, extent in enumerate(target):
+        if math.prod(target[:place]) == before and extent == source[dimension]:
+            return place
+    return None
+
+
 def _is_joined(graph: Graph, node: Node, left: Collection[str]) -> bool:
-    users = graph.users[node.name]
-    if not isinstance(node.attrs, DimensionAttrs) or not users:
+    if not isinstance(node.attrs, DimensionAttrs):
         return False
     if node.name in left or node.name in graph.outputs:
         return False
-    if not all(_reads_in_parts(graph, graph[user], node) for user in users):
+    reads = list(_list_reads(graph, node))
+    if not reads or not all(_reads_in_parts(graph, read, node) for read in reads):
         return False
     if any(_comes_from_host(graph, part) for part in node.operands):
         return False
     return any(_is_kept(graph, part, node.name, left) for part in node.operands)
 
 
-def _reads_in_parts(graph: Graph, product: Node, joined: Node) -> bool:
+def _reads_in_parts(graph: Graph, read: _Read, joined: Node) -> bool:
     """May XLA's kernel of a product read a concatenation from its parts?
 
     They lie along the only dimension of the operand that is free.
     """
-    attrs, joint, array = product.attrs, joined.attrs, array_of(joined)
+    attrs, joint, array = graph[read.product].attrs, joined.attrs, array_of(joined)
     if not isinstance(attrs, DotAttrs) or not isinstance(joint, DimensionAttrs):
         return False
     if attrs.algorithm or any(p != "DEFAULT" for p in attrs.precision):
         return False
     if array.dtype not in JOINED_DTYPES or array.bytes < LEAST_BYTES:
         return False
-    first, second = product.operands
+    first, second = graph[read.product].operands
     if first == second:
         return False
     taken = {*attrs.lhs_contracting, *attrs.lhs_batch}
-    if second == joined.name:
+    if second == read.operand:
         taken = {*attrs.rhs_contracting, *attrs.rhs_batch}
-    if {*range(array.rank)} - taken != {joint.dimension}:
+    if {*range(array_of(graph[read.operand]).rank)} - taken != {read.dimension}:
         return False
     widths = [array_of(graph[part]).shape[joint.dimension] for part in joined.operands]
     return all(width % TILE == 0 for width in widths)

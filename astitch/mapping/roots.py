@@ -37,6 +37,14 @@ ACROSS_SHARE = 4
 others does not fill all of it."""
 
 
+MOST_IN_A_WORD = 8
+"""Neighbours that share a word, at most: numbers of four bits."""
+
+
+MOST_SUMS = 64
+"""Sums that a thread holds, at most."""
+
+
 class RootKind(enum.Enum):
     POINTWISE = "pointwise"
     REDUCE = "reduce"
@@ -142,6 +150,7 @@ class Reads:
 
     roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
     positions are multiples (find_alignment).  across: of those that lie along another atom than the last (find_across).
+    repeated: those of which neighbours along the last atom read one element.
     uneven: some value is needed at another index than the root's own, or of rows of another length, or comes from one
     operand or another.
     """
@@ -149,6 +158,7 @@ class Reads:
     roots: tuple[Read, ...]
     arrays: MappingType[str, int]
     across: MappingType[str, Symbol]
+    repeated: frozenset[str]
     uneven: bool
 
 
@@ -184,7 +194,7 @@ class RootReads:
                 element_bytes=self.element_bytes(group, space),
                 awaited=self.is_awaited(group, space),
                 flat=flat,
-                aligned=MAX_ALIGNED if flat else self.aligned_elements(group, space),
+                aligned=MAX_ALIGNED if flat else self.widest_access(group, space),
             )
         return self._spaces[group.dominant]
 
@@ -207,6 +217,7 @@ class RootReads:
         roots: list[Read] = []
         arrays: dict[str, int] = {}
         across: dict[str, Symbol] = {}
+        repeated: set[str] = set()
         uneven = False
         starts = root_starts(self.graph, root)
         own = {root.name} if root.kind is RootKind.POINTWISE else set()
@@ -233,9 +244,11 @@ class RootReads:
                 arrays[read.operand] = math.gcd(arrays.get(read.operand, 0), found)
                 if atom := find_across(form, root.space.atoms):
                     across[read.operand] = atom
+                if root.space.atoms and root.space.atoms[-1] not in ix.symbols(form):
+                    repeated.add(read.operand)
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
-        return Reads(tuple(roots), arrays, across, uneven)
+        return Reads(tuple(roots), arrays, across, frozenset(repeated), uneven)
 
     def is_array(self, name: str) -> bool:
         """An input of more than one element."""
@@ -244,8 +257,9 @@ class RootReads:
 
     def element_bytes(self, group: Group, space: Space) -> int:
         """The widest element among the arrays of the space's size that the group reads or writes.  So what is converted
-        on the way to a reduce does not narrow the accesses."""
+        on the way to a reduce does not narrow the accesses.  Of a word that holds several elements, its share."""
         widest = 0
+        last = space.atoms[-1].extent if space.atoms else 1
         for name in group.roots:
             root = self.root_of(name)
             reads = self.reads_of(root)
@@ -255,8 +269,23 @@ class RootReads:
             if root.kind is RootKind.POINTWISE or name in self.outputs:
                 types.append(array_of(self.graph[name]))
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
+            if last <= MOST_IN_A_WORD:
+                words = (array_of(self.graph[a]) for a in reads.repeated)
+                full = (w for w in words if w.size * last >= size_of(space.atoms))
+                sizes += [max(w.dtype.bytes // last, 1) for w in full]
             widest = max(widest, *sizes, 0)
         return widest or space.element_bytes
+
+    def widest_access(self, group: Group, space: Space) -> int:
+        """Elements of an access: as many as are aligned, and whose sums a thread can hold, of all that the group adds
+        up over other dimensions than the last."""
+        aligned = self.aligned_elements(group, space)
+        if not space.atoms or space.atoms[-1] in space.reduced:
+            return aligned
+        sums = sum(self.root_of(name).kind is RootKind.REDUCE for name in group.roots)
+        while aligned > 1 and aligned * sums > MOST_SUMS:
+            aligned //= 2
+        return aligned
 
     def is_flat(self, group: Group, space: Space) -> bool:
         """Is all that the group does element-wise, on whole arrays of one shape?  Then rows are of no account."""

@@ -19,6 +19,7 @@ from astitch.graph.stitchable import is_computed
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.packed_words import is_unknown_conversion, is_unpackable
 from astitch.rewrite.simplify import rewrite_graph
 
 FEW = 4
@@ -122,6 +123,8 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
         return None
     if not form.depth or not _meets_kernel(graph, node):
         return None
+    if any(_is_beyond_kernels(graph, operand) for operand in node.operands):
+        return None
     if form.depth <= FEW and node.array.bytes > READ_AGAIN_BYTES and _walks_apart(form):
         return None
     lanes = gpu.sms * (gpu.fp64_lanes if total is DType.F64 else gpu.fp32_lanes_per_sm)
@@ -129,6 +132,21 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
     memory_us = sum(array.bytes for array in (*operands, node.array)) / gpu.bandwidth_gbs / 1e3
     small = arithmetic_us <= memory_us + gpu.launch_us
     return form if small else None
+
+
+def _is_beyond_kernels(graph: Graph, name: str) -> bool:
+    """Does XLA alone convert what the operand is made of?  It does so as it multiplies; for a kernel it would store
+    what it converts."""
+    waiting, seen = [name], {name}
+    while waiting:
+        node = graph[waiting.pop()]
+        if is_unknown_conversion(graph, node):
+            if not is_unpackable(graph, node):
+                return True
+        elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.INDEX, Kind.BROADCAST):
+            waiting += [o for o in node.operands if o not in seen]
+            seen.update(node.operands)
+    return False
 
 
 def _type_of_sums(node: Node) -> DType:

@@ -218,7 +218,7 @@ def is_light(node: Node) -> bool:
     if kind is Kind.OTHER:
         called = isinstance(node.attrs, (CustomCallAttrs, AttentionAttrs))
         return not called and bool(node.operands)
-    return kind in _LIGHT and not OPS[node.op].is_view
+    return kind in _LIGHT and not OPS[node.op].is_view and not OPS[node.op].is_bitcast
 
 
 def measure_part(graph: Graph, names: Sequence[str], gpu: Gpu) -> float:

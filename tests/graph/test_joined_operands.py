@@ -20,6 +20,7 @@ from astitch.stitch_scope import Left, choose_stages, find_scopes
 X = np.zeros((256, 128), np.float32)
 W = np.zeros((128, 192), np.float32)
 V = np.zeros((128, 64), np.float32)
+BYTES = (np.zeros((256, 512), np.float32), *(np.zeros((512, n), np.int8) for n in (192, 64)))
 
 
 def lower(fn: Callable[..., Any], *arguments: np.ndarray) -> Graph:
@@ -52,7 +53,20 @@ def two_products(x: Any, w: Any, v: Any) -> Any:
     return x @ both, jnp.tanh(x) @ both
 
 
+def bytes_(x: Any, w: Any, v: Any) -> Any:
+    """Weights of eight bits side by side, converted together."""
+    return jnp.tanh(x) @ jnp.hstack([w, v]).astype(x.dtype)
+
+
+def in_parts(x: Any, w: Any, v: Any) -> Any:
+    """A product whose sum is cut in two."""
+    both = jnp.hstack([w, v]).reshape(2, 64, 256)
+    return jnp.einsum("mpk,pkn->pmn", jnp.tanh(x).reshape(256, 2, 64), both)
+
+
 LEFT = {
+    "bytes": bytes_,
+    "in parts": in_parts,
     "columns": columns,
     "rows": rows,
     "half": half,
@@ -98,14 +112,14 @@ def find_concatenations(graph: Graph) -> set[str]:
 
 @pytest.mark.parametrize("name", LEFT)
 def test_no_kernel_stores_a_part_twice(name: str) -> None:
-    graph = lower(LEFT[name], X, W, V)
+    graph = lower(LEFT[name], *(BYTES if name == "bytes" else (X, W, V)))
     assert find_concatenations(graph)
     found = find_joined_operands(graph)
     apart, products = found.graph, found.products
-    assert products.keys() == find_concatenations(apart)
-    assert {joined: [product] for joined, product in products.items()} == {
-        joined: list(apart.users[joined]) for joined in products
-    }
+    assert find_concatenations(apart) <= products.keys()
+    for name, product in products.items():
+        (reader,) = apart.users[name]
+        assert reader == product or products.get(reader) == product or apart[reader].op == "reshape"
     scopes = find_scopes(choose_stages(Left(apart, products, products))).scopes
     assert not {o for scope in scopes for o in scope.outputs} & products.keys()
 

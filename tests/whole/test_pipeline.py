@@ -68,6 +68,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "give_operands",
         "pad_convolutions",
         "split_products",
+        "unpack_words",
     }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {

@@ -140,12 +140,12 @@ def _infer_bitcast_convert(node: Node, operands: Sequence[Type]) -> Type:
     """Same size: same shape.  Smaller dtype: one more, last, dimension; larger: one less."""
     (x,) = arrays_of(operands, 1)
     dtype = array_of_result(node).dtype
-    if x.dtype.bytes == dtype.bytes:
+    if x.dtype.bits == dtype.bits:
         return ArrayType(dtype, x.shape)
-    if x.dtype.bytes > dtype.bytes:
-        return ArrayType(dtype, (*x.shape, x.dtype.bytes // dtype.bytes))
+    if x.dtype.bits > dtype.bits:
+        return ArrayType(dtype, (*x.shape, x.dtype.bits // dtype.bits))
     require_operands(
-        x.shape[-1:] == (dtype.bytes // x.dtype.bytes,),
+        x.shape[-1:] == (dtype.bits // x.dtype.bits,),
         f"the last dimension of {x} does not hold one {dtype.value}",
     )
     return ArrayType(dtype, x.shape[:-1])
@@ -383,8 +383,13 @@ def meaning_of_convert(node: Node, x: Array) -> Array:
 
 
 def meaning_of_bitcast_convert(node: Node, x: Array) -> Array:
-    """The bits of x as another type.  Smaller elements give a new last dimension; larger ones consume the last one."""
+    """The bits of x as another type.  Smaller elements give a new last dimension; larger ones consume the last one.
+
+    NumPy keeps a number of four bits in a byte: the first one is the lower half of a packed one."""
     dtype = node.dtype.numpy
+    if DType.of(x.dtype).bits == 4:
+        halves = x.astype(np.uint8).reshape(*x.shape[:-1], -1, 2) & 15
+        x = halves[..., 0] | halves[..., 1] << 4
     x = np.asarray(x, order="C")
     if dtype.itemsize == x.dtype.itemsize:
         return x.view(dtype)
@@ -718,6 +723,7 @@ _ROWS: dict[str, Op] = {
         needed=need_proportion,
         is_exact=True,
         is_free=True,
+        is_bitcast=True,
     ),
     "reduce-precision": light(
         "", meaning_of_reduce_precision, _infer_reduce_precision, attributes=_REDUCE_PRECISION
