@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 SPREAD := -n $(WORKERS) --dist worksteal
 INSTALLED := $(VENV)/.installed
 WITH_TENSORFLOW := $(VENV)/.with-tensorflow
+# BERT and GPT-2 for tests; tensorflow-text is for one TensorFlow.
+KERAS_HUB := keras-hub 'tensorflow-text>=2.21,<2.22' absl-py regex sentencepiece tokenizers
 
 .PHONY: demo profile test test-tf test-xla test-wheel tf-shim lint format gpu-test clean
 .PHONY: install install-tf install-xla
@@ -87,6 +89,8 @@ $(INSTALLED): pyproject.toml
 
 $(WITH_TENSORFLOW): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,jax,tensorflow-cpu]'
+	# Without what they ask for: TensorFlow's other wheel, which has the same files.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(KERAS_HUB)
 	touch $@
 
 clean:
