@@ -7,13 +7,14 @@ microseconds, in turns; errors are against f64, norm over norm, the worst result
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +40,9 @@ WORDS = 16384
 CAP, KEPT = 30.0, 0.9
 """The bound of capped scores, and the share of weights that dropout keeps."""
 
+DOCUMENTS = 4
+"""Of each row of words with segments, on average."""
+
 MOST_SCORES = 1 << 31
 """Beyond that the plain formula is not run: its scores alone are 4 GB."""
 
@@ -50,7 +54,8 @@ MOST_EXACT = 1 << 28
 class Form:
     """One attention.
 
-    mask: none, causal, window, padding, bias, dropout, cap.  groups: heads of k and v; fewer share.
+    mask: those of none, causal, window, padding, segments, bias, sink, dropout and cap that it has, joined by +.
+    groups: heads of k and v; fewer share.
     """
 
     length: int
@@ -68,6 +73,10 @@ class Form:
         return f"{self.dtype} {self.length} x {self.features} {self.mask}{shared} {half}"
 
     @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(self.mask.split("+"))
+
+    @property
     def batch(self) -> int:
         return max(1, WORDS // self.length)
 
@@ -75,7 +84,7 @@ class Form:
     def flops(self) -> float:
         """Multiplications and additions of the products; a causal mask leaves half."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.features
-        return whole * (3.5 if self.gradient else 1) * (0.5 if self.mask == "causal" else 1)
+        return whole * (3.5 if self.gradient else 1) * (0.5 if "causal" in self.parts else 1)
 
 
 @dataclass(slots=True)
@@ -110,61 +119,101 @@ def list_forms() -> Iterator[Form]:
             yield Form(1024, 64, "f32", mask, gradient=gradient)
         for dtype in ("bf16", "f32"):
             yield Form(128, 64, dtype, "dropout", gradient=gradient)
+    for mask, dtype in itertools.product(BESIDE_EACH_OTHER, ("bf16", "f32")):
+        for gradient in (False, True):
+            yield Form(1024, 64, dtype, mask, gradient=gradient)
+
+
+BESIDE_EACH_OTHER = (
+    "sink",
+    "causal+sink",
+    "segments",
+    "causal+segments",
+    "causal+padding",
+    "padding+bias",
+    "causal+bias",
+    "padding+dropout",
+    "cap+dropout",
+)
+"""Masks of forms of 1,024 positions of which libraries take few."""
 
 
 def attend(form: Form) -> Callable[..., Any]:
     """The plain formula of q, k, v [batch, positions, heads, features] and an array for padding, bias or dropout."""
 
-    def attention(q: Any, k: Any, v: Any, *given: Any) -> Any:
+    def attention(q: Any, k: Any, v: Any, *arrays: Any) -> Any:
         wide = jnp.promote_types(q.dtype, jnp.float32)
+        given = dict(zip(list_given(form), arrays, strict=True))
         k, v = (jnp.repeat(x, form.heads // form.groups, axis=2) for x in (k, v))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(wide) / math.sqrt(form.features)
-        distance = jnp.arange(form.length)[:, None] - jnp.arange(form.length)
-        if form.mask == "causal":
-            scores = jnp.where(distance >= 0, scores, -1e9)
-        if form.mask == "window":
-            scores = jnp.where((distance >= 0) & (distance < form.length // 4), scores, -1e9)
-        if form.mask == "padding":
-            scores = jnp.where(given[0][:, None, None, :], scores, -1e9)
-        if form.mask == "bias":
-            scores = scores + given[0].astype(wide)
-        if form.mask == "cap":
+        if "cap" in form.parts:
             scores = CAP * jnp.tanh(scores / CAP)
-        weights = jax.nn.softmax(scores, -1)
-        if form.mask == "dropout":
-            key = jax.random.wrap_key_data(given[0])
+        if "bias" in given:
+            scores = scores + given["bias"].astype(wide)
+        if (seen := find_seen(form, given)) is not None:
+            scores = jnp.where(seen, scores, -1e9)
+        if "sink" in given:
+            sink = given["sink"].astype(wide)[None, :, None, None]
+            sink = jnp.broadcast_to(sink, (*scores.shape[:3], 1))
+            scores = jnp.concatenate([scores, sink], -1)
+        weights = jax.nn.softmax(scores, -1)[..., : form.length]
+        if "dropout" in given:
+            key = jax.random.wrap_key_data(given["dropout"])
             kept = jax.random.bernoulli(key, np.float32(KEPT), weights.shape)
             weights = jnp.where(kept, weights / KEPT, 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(q.dtype), v)
 
-    return differentiate(attention) if form.gradient else attention
+    return differentiate(attention, 3 + ("sink" in form.parts)) if form.gradient else attention
 
 
-def differentiate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradients in q, k and v of the result times itself."""
+def list_given(form: Form) -> list[str]:
+    """What the formula is given beside q, k and v."""
+    arrays = ("padding", "segments", "bias", "sink", "dropout")
+    return [name for name in arrays if name in form.parts]
 
-    def loss(q: Any, k: Any, v: Any, *given: Any) -> Any:
-        result = function(q, k, v, *given)
+
+def find_seen(form: Form, given: Mapping[str, Any]) -> Any:
+    """Which keys a query sees: by their positions and as arrays say; None for all."""
+    distance = np.arange(form.length)[:, None] - np.arange(form.length)
+    seen: list[Any] = []
+    if "causal" in form.parts:
+        seen.append(distance >= 0)
+    if "window" in form.parts:
+        seen.append((distance >= 0) & (distance < form.length // 4))
+    if "padding" in form.parts:
+        seen.append(given["padding"][:, None, None, :])
+    if "segments" in form.parts:
+        ids = given["segments"]
+        seen.append(ids[:, None, :, None] == ids[:, None, None, :])
+    return functools.reduce(lambda a, b: a & b, seen) if seen else None
+
+
+def differentiate(function: Callable[..., Any], count: int = 3) -> Callable[..., Any]:
+    """The gradients in q, k and v, or in so many arguments, of the result times itself."""
+
+    def loss(*given: Any) -> Any:
+        result = function(*given)
         return 0.5 * jnp.sum(
             jnp.square(result.astype(jnp.promote_types(result.dtype, jnp.float32)))
         )
 
-    return jax.grad(loss, argnums=(0, 1, 2))
+    return jax.grad(loss, argnums=tuple(range(count)))
 
 
 def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any]:
     """JAX's own attention, as a user writes it."""
 
-    def attention(q: Any, k: Any, v: Any, *given: Any) -> Any:
-        named: dict[str, Any] = {"is_causal": form.mask in ("causal", "window")}
-        if form.mask == "window":
+    def attention(q: Any, k: Any, v: Any, *arrays: Any) -> Any:
+        if lacks := form.parts & {"dropout", "cap", "sink"}:
+            raise NotImplementedError(f"JAX's call has no {', '.join(sorted(lacks))}")
+        given = dict(zip(list_given(form), arrays, strict=True))
+        named: dict[str, Any] = {"is_causal": not form.parts.isdisjoint(("causal", "window"))}
+        if "window" in form.parts:
             named["local_window_size"] = (form.length // 4 - 1, 0)
-        if form.mask == "padding":
-            named["mask"] = given[0][:, None, None, :]
-        if form.mask == "bias":
-            named["bias"] = given[0]
-        if form.mask in ("dropout", "cap"):
-            raise NotImplementedError(f"JAX's call has no {form.mask}")
+        if "padding" in given or "segments" in given:
+            named["mask"] = find_seen(replace(form, mask="+".join(list_given(form))), given)
+        if "bias" in given:
+            named["bias"] = given["bias"]
         return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **named)
 
     return differentiate(attention) if form.gradient else attention
@@ -179,14 +228,20 @@ def make_arguments(form: Form) -> list[np.ndarray]:
         return random.standard_normal(shape, np.float32).astype(dtype)
 
     arrays = [draw(form.heads), draw(form.groups), draw(form.groups)]
-    if form.mask == "padding":
-        lengths = random.integers(1, form.length + 1, (form.batch, 1))
-        arrays.append(np.arange(form.length) < lengths)
-    if form.mask == "bias":
-        shape = (1, form.heads, form.length, form.length)
-        arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
-    if form.mask == "dropout":
-        arrays.append(np.array([0, 3], np.uint32))  # a key
+    for name in list_given(form):
+        if name == "padding":
+            lengths = random.integers(1, form.length + 1, (form.batch, 1))
+            arrays.append(np.arange(form.length) < lengths)
+        elif name == "segments":
+            starts = random.random((form.batch, form.length)) < DOCUMENTS / form.length
+            arrays.append(np.cumsum(starts, 1).astype(np.int32))
+        elif name == "bias":
+            shape = (1, form.heads, form.length, form.length)
+            arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
+        elif name == "sink":
+            arrays.append(random.standard_normal(form.heads, np.float32).astype(dtype))
+        else:
+            arrays.append(np.array([0, 3], np.uint32))  # a key
     return arrays
 
 
@@ -203,18 +258,22 @@ def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
         return placed.to(dtypes[form.dtype])
 
-    if form.mask == "cap":
-        raise NotImplementedError("torch's call has no cap")
+    if lacks := form.parts & {"cap", "sink"}:
+        raise NotImplementedError(f"torch's call has no {', '.join(sorted(lacks))}")
     q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
-    named: dict[str, Any] = {"is_causal": form.mask == "causal"}
-    if form.mask == "window":
-        distance = np.arange(form.length)[:, None] - np.arange(form.length)
-        named["attn_mask"] = move((distance >= 0) & (distance < form.length // 4))
-    if form.mask == "padding":
-        named["attn_mask"] = move(arrays[3])[:, None, None, :]
-    if form.mask == "bias":
-        named["attn_mask"] = move(arrays[3])
-    if form.mask == "dropout":
+    given = dict(zip(list_given(form), arrays[3:], strict=True))
+    named: dict[str, Any] = {
+        "is_causal": form.parts <= {"causal", "dropout"} and "causal" in form.parts
+    }
+    seen = None if named["is_causal"] else find_seen(form, given)
+    if seen is not None:
+        named["attn_mask"] = move(np.asarray(seen))
+    if "bias" in given:
+        bias = move(given["bias"])
+        named["attn_mask"] = (
+            bias if seen is None else bias.masked_fill(~move(np.asarray(seen)), -1e9)
+        )
+    if "dropout" in form.parts:
         named["dropout_p"] = 1 - KEPT
     if form.groups != form.heads:
         named["enable_gqa"] = True
@@ -298,7 +357,7 @@ CACHE = "ASTITCH_CACHE_DIR"
 
 def evaluate_exactly(form: Form, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     with jax.enable_x64(True), astitch.disabled():
-        wide = [a if a.dtype in (np.bool_, np.uint32) else a.astype(np.float64) for a in arrays]
+        wide = [a if a.dtype.kind in "biu" else a.astype(np.float64) for a in arrays]
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(attend(form))(*wide))]
 
 

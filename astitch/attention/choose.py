@@ -17,6 +17,10 @@ from astitch.tile.rates import count_scores, project_us
 FORWARD_PASSES, GRADIENT_PASSES = 3.5, 5.9
 """How often the plain ops read or write all scores; measured on an H100, 2026-11-26, at the speed of a copy."""
 
+BIAS_PASSES = 2.0
+"""What numbers that are added to all scores take beyond that, forward: 2.4 to 2.9 were measured on the same day, and
+as many with a gradient."""
+
 FORWARD_ARRAYS, GRADIENT_ARRAYS = 12, 14
 """How often they read or write an array as large as q: the products want them transposed."""
 
@@ -80,6 +84,8 @@ def project(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> Projection | 
 def project_plain_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float:
     scores = shape.batch * shape.heads * shape.queries * shape.keys
     passes = FORWARD_PASSES + (GRADIENT_PASSES if gradient else 0)
+    if shape.bias and 0 not in shape.bias.strides[2:]:
+        passes += BIAS_PASSES
     arrays = FORWARD_ARRAYS + (GRADIENT_ARRAYS if gradient else 0)
     moved = (passes * scores + arrays * shape.q.size) * shape.q.dtype.bytes
     wide = shape.q.dtype.bytes > 2
@@ -100,7 +106,7 @@ def project_library_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> fl
     for rates, share in ((LIBRARY_FORWARD, 1.0), (LIBRARY_GRADIENT, 2.5))[: 1 + gradient]:
         is_wide = shape.q.features > MANY_FEATURES
         tflops = rates.tflops_of_many_features if is_wide else rates.tflops
-        tflops *= rates.with_bias if shape.arrays else 1.0
+        tflops *= rates.with_bias if shape.of_scores else 1.0
         moved = rates.arrays * shape.q.size * shape.q.dtype.bytes
         total += rates.launch_of_band_us if shape.causal else rates.launch_us
         total += moved / gpu.bandwidth_gbs / 1e3 + share * flops / tflops / 1e6

@@ -25,7 +25,18 @@ from astitch.attention.operands import (
     read_product,
 )
 from astitch.attention.rows import Label, RowFunctions, Source
-from astitch.attention.softmax import Softmax, fit_gradient, fit_softmax, passes_masks
+from astitch.attention.softmax import (
+    EQUAL,
+    OTHER,
+    Gradient,
+    Mask,
+    SinkGradient,
+    Softmax,
+    fit_gradient,
+    fit_sink_gradient,
+    fit_softmax,
+    passes_masks,
+)
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
@@ -39,7 +50,6 @@ LEAST_OF_LIBRARY = 8 << 20
 host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
 
 NO_FORM = "no kernel has its form (docs/attention.md)"
-NO_GRADIENT = "our kernels have no gradient beside numbers that are added to scores"
 NOT_MEASURED = "no such kernel was measured on this GPU"
 
 MOST_FEATURES, MOST_FEATURES_OF_HOPPER, FEATURES_MULTIPLE = 128, 256, 8
@@ -62,10 +72,11 @@ LEAST_SAVED = 2
 class Attention:
     """What is replaced.
 
-    causal, window: see AttentionAttrs.  mask_as_bias: the mask is no band, so that it is added to the scores.
+    causal, window: see AttentionAttrs.  masks: those that are no band.
     split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
+    gradient: how the program computes that of the scores.  sinks: the nodes that give that of a sink for each row.
     """
 
     rows: RowFunctions
@@ -75,14 +86,21 @@ class Attention:
     softmax: Softmax
     causal: bool
     window: int
-    mask_as_bias: bool
+    masks: tuple[Mask, ...]
     split: Split
     forward: Reader | None
     gradients: tuple[Reader, ...]
     given: Tensor | None
     factor: float
+    gradient: Gradient | None = None
+    sinks: tuple[SinkGradient, ...] = ()
     tiles: str = ""
     through_masks: bool = False
+
+    @property
+    def added(self) -> list[Source]:
+        """What has an element for each score, but for what drops probabilities."""
+        return [*self.softmax.biases, *(mask.source for mask in self.masks)]
 
     @property
     def readers(self) -> list[Reader]:
@@ -126,7 +144,8 @@ class Search:
         graph = self.graph
         rows = RowFunctions(graph, scores, key, self.order)
         readers = _find_readers(graph, rows)
-        if not readers or _escapes(graph, rows, {r.product.name for r in readers}):
+        read = _find_escaping(graph, rows, {r.product.name for r in readers})
+        if not readers or any(_varies_by_key(rows, name) for name in read):
             return None
         masks = self.masks.find(rows)
         softmax, kinds = None, dict[str, str]()
@@ -139,21 +158,14 @@ class Search:
         if softmax is None:
             return None
         self.why = NO_FORM
-        source, factor, fits = None, 1.0, None
+        gradient: Gradient | None = None
         for value in values:
             if value in kinds:
                 continue
             fit = fit_gradient(rows, value, softmax, masks)
-            if fit is None or fits not in (None, fit):
+            if fit is None or (gradient and not gradient.agrees(fit)):
                 return None
-            fits = fit
-            source, factor = fit
-            drop = softmax.drop
-            if drop and drop.source.name not in rows.reads[value]:
-                dropped = read_dropped(rows, source, drop)
-                if dropped is None:
-                    return None
-                source, factor = dropped[0], factor * dropped[1]
+            gradient = fit
             kinds[value] = "gradient"
         by_kind: dict[tuple[str, bool], list[Reader]] = {}
         for reader in readers:
@@ -165,7 +177,8 @@ class Search:
         gradients = tuple(by_kind[w][0] for w in wanted if w in by_kind)
         if len(gradients) not in (0, 3) or not (forward or gradients):
             return None
-        return self.assemble(rows, softmax, forward, gradients, source, factor)
+        found = self.assemble(rows, softmax, forward, gradients, gradient)
+        return self.choose(found) if found else None
 
     def assemble(
         self,
@@ -173,23 +186,24 @@ class Search:
         softmax: Softmax,
         forward: Reader | None,
         gradients: tuple[Reader, ...],
-        source: Source | None,
-        factor: float,
+        gradient: Gradient | None,
     ) -> Attention | None:
-        """Attention, if the operands of all products are the same q, k, v and gradient, and the library takes them.
-
-        source: the gradient of the probabilities.
-        """
+        """Attention, if the operands of all products are the same q, k, v and gradient."""
         graph, parts, scores = self.graph, rows.parts, rows.product
         left, right = read_operands(rows, scores, rows.resolved(scores.name) or ())
         q, k = (left, right) if rows.key_dimension == scores.array.rank - 1 else (right, left)
         v = forward.other if forward else None
-        given = None
+        sinks = self.read_sinks(rows, softmax, forward, gradients, gradient)
+        if sinks is None:
+            return None
+        given, factor = None, 1.0
         if gradients:
             dq, dk, dv = gradients
-            read = read_gradient(graph, rows, source) if source else None
-            if read is None:
+            product = self.read_product_of_gradient(rows, softmax, gradient) if gradient else None
+            read = read_gradient(graph, rows, product[0]) if product else None
+            if product is None or read is None:
                 return None
+            factor = product[1]
             given, values = read
             v = v or values
             same = ((values, v), (dq.other, k), (dk.other, q), (dv.other, given))
@@ -204,22 +218,31 @@ class Search:
             return None
         if count_features(graph, v) != count_features(graph, q):
             return None
-        mask, bias = softmax.mask, softmax.bias
-        found = self.masks.find_band(rows, mask, softmax.keeps_true) if mask else None
-        (causal, window), positions = found or ((False, 0), _choose_positions(rows))
-        mask_as_bias = mask is not None and found is None
-        if mask_as_bias and (bias or not softmax.is_uniform):
+        bands = {
+            mask: found
+            for mask in softmax.masks
+            if (found := self.masks.find_band(rows, mask.source, mask.keeps_true))
+        }
+        if softmax.biases and len(softmax.masks) > len(bands):
+            bands = {}  # rows that a band and a mask leave out together are those of one array
+        first = next(iter(bands), None)
+        (causal, window), positions = (
+            bands[first] if first else ((False, 0), _choose_positions(rows))
+        )
+        others = tuple(mask for mask in softmax.masks if mask is not first)
+        if others and softmax.empty == OTHER:
             return None
         drop = softmax.drop.source if softmax.drop else None
         if drop and graph[drop.name].dtype not in (*_OF_TILES, DType.PRED):
             return None
-        added = mask if mask_as_bias else bias
-        varying = find_repeated(rows, added)[1] if added else None
+        added = [*softmax.biases, *(mask.source for mask in others)]
+        varying = [find_repeated(rows, source)[1] for source in added]
         queries = [q, *([given] if given else [])]
         split = choose_split(rows, positions, queries, [k, v], varying)
-        if added and count_added(rows, split, varying or ()) * LEAST_SAVED > scores.array.size:
+        most = scores.array.size // LEAST_SAVED
+        if any(count_added(rows, split, labels) > most for labels in varying):
             return None
-        attention = Attention(
+        return Attention(
             rows=rows,
             q=q,
             k=k,
@@ -227,23 +250,50 @@ class Search:
             softmax=softmax,
             causal=causal,
             window=window,
-            mask_as_bias=mask_as_bias,
+            masks=others,
             split=split,
             forward=forward,
             gradients=gradients,
             given=given,
             factor=factor,
+            gradient=gradient,
+            sinks=sinks,
         )
-        return self.choose(attention, added)
 
-    def choose(self, attention: Attention, added: Source | None) -> Attention | None:
-        """As our own kernels or the library have it; None where the plain ops are projected to take the least time.
+    def read_sinks(
+        self,
+        rows: RowFunctions,
+        softmax: Softmax,
+        forward: Reader | None,
+        gradients: tuple[Reader, ...],
+        gradient: Gradient | None,
+    ) -> tuple[SinkGradient, ...] | None:
+        """The nodes that give the gradient of a sink for each row; None where something else is read of the rows."""
+        readers = [*gradients, *([forward] if forward else [])]
+        found: list[SinkGradient] = []
+        masks = self.masks.find(rows)
+        for name in _find_escaping(self.graph, rows, {r.product.name for r in readers}):
+            share = fit_sink_gradient(rows, name, softmax, gradient, masks) if gradient else None
+            if share is None:
+                return None
+            found.append(share)
+        return tuple(found)
 
-        added: the mask or bias.
-        """
-        own = self.prepare_for_tiles(attention, added)
-        library = attention if self.fits_library(attention, added) else None
-        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph, added)
+    def read_product_of_gradient(
+        self, rows: RowFunctions, softmax: Softmax, gradient: Gradient
+    ) -> tuple[Source, float] | None:
+        """(the product that gives the gradient of the result times the values, the factor behind it)."""
+        drop = softmax.drop
+        if drop is None or drop.source.name in rows.reads[gradient.name]:
+            return gradient.source, gradient.factor
+        dropped = read_dropped(rows, gradient.source, drop)
+        return (dropped[0], gradient.factor * dropped[1]) if dropped else None
+
+    def choose(self, attention: Attention) -> Attention | None:
+        """As our own kernels or the library have it; None where the plain ops are projected to take the least time."""
+        own = self.prepare_for_tiles(attention)
+        library = attention if self.fits_library(attention) else None
+        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph)
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
         if projection is None:
             if own:
@@ -260,8 +310,9 @@ class Search:
         self.why = f"{plain}, and {us:.0f} us of kernels of attention"
         return None
 
-    def fits_library(self, attention: Attention, added: Source | None) -> bool:
-        """Has cuDNN such a kernel?  added: the mask or bias."""
+    def fits_library(self, attention: Attention) -> bool:
+        """Has cuDNN such a kernel?"""
+        added = attention.added
         narrow, features = attention.q.dtype, count_features(self.graph, attention.q)
         hopper = self.gpu.compute_capability >= HOPPER
         if (
@@ -272,32 +323,33 @@ class Search:
             or (self.in_order and attention.gradients)
             or attention.softmax.cap
             or attention.softmax.drop
-            or (attention.mask_as_bias and narrow not in ABSORBING)
+            or attention.softmax.sink
+            or len(added) > 1
+            or (attention.masks and narrow not in ABSORBING)
+            or (attention.masks and attention.softmax.empty != EQUAL)
         ):
             return False
-        if added is None:
+        if not added:
             return True
         split, rows = attention.split, attention.rows
         queries, keys = (rows.parts.extent(label) for label in (split.positions, split.keys))
         if attention.gradients and (queries % 2 or keys % 2):
             return False
-        return attention.mask_as_bias or find_repeated(rows, added)[0].dtype is narrow
+        return bool(attention.masks) or find_repeated(rows, added[0])[0].dtype is narrow
 
-    def prepare_for_tiles(self, attention: Attention, added: Source | None) -> Attention | None:
+    def prepare_for_tiles(self, attention: Attention) -> Attention | None:
         """As our own kernels have it; None where they lack its form."""
-        if added and not attention.mask_as_bias:
-            if attention.gradients:  # one f32 a row is too little where all of it is left out
-                self.why = NO_GRADIENT
-                return None
-            if self.graph[added.name].dtype not in _OF_TILES:
-                return None
-        found = replace(attention, tiles=_choose_precision(attention))
-        if not (attention.mask_as_bias and attention.gradients):
-            return found
-        if attention.softmax.drop:
+        biases, masks = attention.softmax.biases, attention.masks
+        if len(biases) > 1 or any(self.graph[b.name].dtype not in _OF_TILES for b in biases):
             return None
-        value, masks = attention.gradients[0].value, self.masks.find(attention.rows)
-        passes = passes_masks(attention.rows, value, attention.softmax, attention.factor, masks)
+        if masks and attention.causal:
+            return None
+        found = replace(attention, tiles=_choose_precision(attention))
+        if not (masks and attention.gradients):
+            return found
+        assert attention.gradient
+        known = self.masks.find(attention.rows)
+        passes = passes_masks(attention.rows, attention.softmax, attention.gradient, known)
         return None if passes is None else replace(found, through_masks=passes)
 
     def waits_for(self, name: str, other: str) -> bool:
@@ -344,7 +396,7 @@ def _choose_precision(attention: Attention) -> str:
     return EXACT if exact else "tf32"
 
 
-def _describe(attention: Attention, graph: Graph, added: Source | None) -> AttentionShape:
+def _describe(attention: Attention, graph: Graph) -> AttentionShape:
     """The attention as far as times depend on it."""
     parts, split = attention.rows.parts, attention.split
     extents = [parts.extent(label) for label in (split.batch, split.heads, split.positions)]
@@ -368,25 +420,34 @@ def _describe(attention: Attention, graph: Graph, added: Source | None) -> Atten
         size = count_added(attention.rows, split, labels)
         return Layout(graph[source.name].dtype, size, (0, 0, by_row, by_column), 0)
 
-    drop = attention.softmax.drop
+    def lay_out_all(sources: Iterable[Source]) -> list[Layout]:
+        return [layout for source in sources if (layout := lay_out_scores(source))]
+
+    softmax = attention.softmax
+    drop, sink = softmax.drop, softmax.sink
+    biases = lay_out_all(softmax.biases)
+    masks = [replace(m, dtype=DType.PRED) for m in lay_out_all(m.source for m in attention.masks)]
     return AttentionShape(
         batch=batch,
         heads=heads,
         groups=groups,
         queries=queries,
         keys=keys,
-        scale=attention.softmax.scale,
+        scale=softmax.scale,
         causal=attention.causal,
         window=attention.window,
         q=lay_out(attention.q, rows),
         k=lay_out(attention.k, columns),
         v=lay_out(attention.v, columns),
         o=lay_out(attention.v, rows),
-        bias=lay_out_scores(added),
+        bias=biases[0] if biases else None,
         precision=attention.tiles,
-        cap=attention.softmax.cap,
+        cap=softmax.cap,
         drop=lay_out_scores(drop.source if drop else None),
         gain=drop.gain if drop else 0.0,
+        masks=tuple(masks),
+        low=softmax.low,
+        sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
     )
 
 
@@ -419,8 +480,17 @@ def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:
     return found
 
 
-def _escapes(graph: Graph, rows: RowFunctions, products: Iterable[str]) -> bool:
-    """Does anything but these products read what is computed from the scores?"""
+def _find_escaping(graph: Graph, rows: RowFunctions, products: Iterable[str]) -> list[str]:
+    """What is computed from the scores and read by anything but these products."""
     inside = {*rows.labels, *products}
     outputs = set(graph.outputs)
-    return any(name in outputs or not inside.issuperset(graph.users[name]) for name in rows.labels)
+    return [
+        name for name in rows.labels if name in outputs or not inside.issuperset(graph.users[name])
+    ]
+
+
+def _varies_by_key(rows: RowFunctions, name: str) -> bool:
+    """Is it more than one number a row?"""
+    labels = rows.resolved(name)
+    key = set(rows.parts.resolve(rows.key))
+    return labels is None or any(key & set(label) or rows.is_longer(label) for label in labels)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 
@@ -14,7 +16,6 @@ from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
-from astitch.attention.softmax import Softmax
 from astitch.device.gpu import Gpu
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
@@ -37,6 +38,7 @@ from astitch.graph.ir import (
     TupleType,
     Type,
 )
+from astitch.graph.ops.attention import has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region
 
@@ -106,11 +108,17 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         softmax.cap,
         softmax.drop.gain if softmax.drop else 0.0,
     )
+    arrays = at.add_arrays(attention, of_queries)
+    attrs = replace(attrs, arrays=tuple(name for name, _ in arrays))
+    if attention.masks:
+        attrs = replace(attrs, low=softmax.low, low_first=softmax.low_first)
     types = tuple(nodes[name].array for name in (q, k, v))
     rows = tuple(types[0].shape[d] for d in q_order[:3])
+    if has_two_statistics(attrs):
+        rows = (2, *rows)
     results = TupleType((types[0], ArrayType(DType.F32, rows)))  # v has as many features as q
-    bias = at.add_bias(attention, of_queries) + at.add_drop(attention, of_queries)
-    call = at.add(origin, "attention", results, (q, k, v, *bias), attrs)
+    given_arrays = [value for _, value in arrays]
+    call = at.add(origin, "attention", results, (q, k, v, *given_arrays), attrs)
     o = at.project(origin, call, 0)
     at.put(of_o, o, q_order, of_queries)
     if attention.given is None:
@@ -123,9 +131,11 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         v, v_order = at.gather(first, attention.v, of_keys)
         attrs = replace(attrs, k=k_order, v=v_order)
         types = tuple(nodes[name].array for name in (q, k, v))
+    statistics = at.project(origin, call, 1)
     if attention.tiles:
         o = at.add_delta(first, given, o, q_order)
-    operands = (q, k, v, at.project(origin, call, 1), given, o, *bias)
+        at.put_sinks(attention, of_queries, statistics, o, dict(arrays).get("sink"))
+    operands = (q, k, v, statistics, given, o, *given_arrays)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
     of_dq, of_dk, of_dv = of_gradients
@@ -201,38 +211,107 @@ class _Place:
         batch, heads, positions, last = (places.index(c) for c in range(4))
         return value, (batch, heads, positions, last)
 
-    def add_bias(self, attention: Attention, classes: Classes) -> tuple[str, ...]:
-        """The bias as [batch or 1, heads or 1, positions, keys]; nothing where there is none.
-
-        Of our own kernels also one for all positions or keys.
-        """
+    def add_arrays(self, attention: Attention, classes: Classes) -> list[tuple[str, str]]:
+        """(what it is, its name), of each array of scores; of a library the mask is a bias."""
         softmax, origin = attention.softmax, attention.rows.product
-        source = softmax.mask if attention.mask_as_bias else softmax.bias
-        if source is None:
-            return ()
         narrow = self.nodes[origin.operands[0]].dtype
+        found: list[tuple[str, str]] = []
 
-        def make(value: str) -> str:
-            if not attention.tiles:
-                return self._make_bias(origin, value, softmax, narrow)
-            if attention.mask_as_bias:
-                return self._make_conditions(origin, value, keeps_true=softmax.keeps_true)
+        def add(name: str, source: Source, make: Callable[[str], str]) -> None:
+            found.append((name, self._add_scores(attention, source, classes, make)))
+
+        def keep(value: str) -> str:
             return value
 
-        return (self._add_scores(attention, source, classes, make),)
+        if not attention.tiles:
+            for mask in attention.masks:
+                make = partial(self._make_bias, origin, narrow=narrow, keeps_true=mask.keeps_true)
+                add("bias", mask.source, make)
+            for bias in softmax.biases:
+                add("bias", bias, partial(self._make_bias, origin, narrow=narrow))
+            return found
+        for bias in softmax.biases:
+            add("bias", bias, keep)
+        for mask in attention.masks:
+            make = partial(self._make_conditions, origin, keeps_true=mask.keeps_true)
+            add("mask", mask.source, make)
+        if drop := softmax.drop:
+            kept = drop.keeps_true
+            add(
+                "drop",
+                drop.source,
+                lambda v: v if kept else self._make_conditions(origin, v, keeps_true=False),
+            )
+        if sink := softmax.sink:
+            if sink.source:
+                add("sink", sink.source, lambda v: self._widen(origin, v))
+            else:
+                one = ArrayType(DType.F32, (1, 1, 1, 1))
+                found.append(("sink", self._splat(origin, math.log(sink.weight), one)))
+        return found
 
-    def add_drop(self, attention: Attention, classes: Classes) -> tuple[str, ...]:
-        """What probabilities are multiplied by, likewise."""
-        drop, origin = attention.softmax.drop, attention.rows.product
-        if drop is None:
-            return ()
+    def _widen(self, origin: Node, value: str) -> str:
+        array = self.nodes[value].array
+        if array.dtype is DType.F32:
+            return value
+        return self.add(origin, "convert", ArrayType(DType.F32, array.shape), (value,))
 
-        def make(value: str) -> str:
-            if drop.keeps_true:
-                return value
-            return self._make_conditions(origin, value, keeps_true=False)
+    def put_sinks(
+        self,
+        attention: Attention,
+        classes: Classes,
+        statistics: str,
+        delta: str,
+        sink: str | None,
+    ) -> None:
+        """Puts what a sink's gradient is for each row in the place of nodes that give it: the negative of delta times
+        the sink's probability."""
+        if not attention.sinks or sink is None:
+            return
+        origin = self.nodes[attention.sinks[0].name]
+        array = self.nodes[delta].array
+        parts = [self.nodes[sink].shape[d] for d in range(3)]
+        whole = [d for d in range(3) if parts[d] == array.shape[d]]
+        short = self._reshape(origin, sink, tuple(parts[d] for d in whole))
+        own = self.add(origin, "broadcast", array, (short,), BroadcastAttrs(tuple(whole)))
+        below = self._subtract_statistics(origin, statistics, own)
+        of_weight = self._subtract_statistics(origin, statistics, self._splat(origin, 0.0, array))
+        for found in attention.sinks:
+            node = self.nodes[found.name]
+            raised = of_weight if found.of_weight else below
+            p = self.add(node, "exponential", array, (raised,))
+            product = self.add(node, "multiply", array, (p, delta))
+            factor = self._splat(node, -found.factor, array)
+            scaled = self.add(node, "multiply", array, (product, factor))
+            if not found.factor:
+                scaled = factor
+            labels = list(self.rows.resolved(node.name) or ())
+            value = self._turn(node, scaled, classes.parts[:3], labels)
+            if node.dtype is not DType.F32:
+                type_ = ArrayType(node.dtype, self.nodes[value].shape)
+                value = self.add(node, "convert", type_, (value,))
+            self.nodes[node.name] = replace(
+                node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
+            )
 
-        return (self._add_scores(attention, drop.source, classes, make),)
+    def _subtract_statistics(self, origin: Node, statistics: str, x: str) -> str:
+        """x without the logarithm of the sum of exponentials of each row."""
+        array = self.nodes[x].array
+        if self.nodes[statistics].array.rank == array.rank:
+            return self.add(origin, "subtract", array, (x, statistics))
+        most, total = (self._take_statistic(origin, statistics, i) for i in range(2))
+        unit = self._splat(origin, math.log(2), array)
+        natural = self.add(origin, "multiply", array, (total, unit))
+        below = self.add(origin, "subtract", array, (x, most))
+        return self.add(origin, "subtract", array, (below, natural))
+
+    def _take_statistic(self, origin: Node, statistics: str, index: int) -> str:
+        array = self.nodes[statistics].array
+        starts, limits = (index, 0, 0, 0), (index + 1, *array.shape[1:])
+        attrs = SliceAttrs(starts, limits, (1,) * 4)
+        type_ = ArrayType(array.dtype, (1, *array.shape[1:]))
+        value = self.add(origin, "slice", type_, (statistics,), attrs)
+        return self._reshape(origin, value, array.shape[1:])
 
     def _add_scores(
         self,
@@ -279,14 +358,16 @@ class _Place:
         attrs = SliceAttrs((0,) * len(limits), limits, (1,) * len(limits))
         return self.add(origin, "slice", ArrayType(node.dtype, limits), (node.name,), attrs)
 
-    def _make_bias(self, origin: Node, value: str, softmax: Softmax, narrow: DType) -> str:
+    def _make_bias(
+        self, origin: Node, value: str, *, narrow: DType, keeps_true: bool = True
+    ) -> str:
         """The numbers that are added to scores, of an array of conditions or numbers."""
         array = self.nodes[value].array
         result = ArrayType(narrow, array.shape)
         low = self._splat(origin, LOWEST[narrow], result)
         if array.dtype is DType.PRED:
             zero = self._splat(origin, 0.0, result)
-            chosen = (zero, low) if softmax.keeps_true else (low, zero)
+            chosen = (zero, low) if keeps_true else (low, zero)
             return self.add(origin, "select", result, (value, *chosen))
         if array.dtype is not narrow:
             least = self._splat(origin, LOWEST[narrow], array)

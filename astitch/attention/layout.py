@@ -99,12 +99,12 @@ def choose_split(
     positions: Label,
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
-    added: Sequence[Label] | None,
+    added: Sequence[Sequence[Label]],
 ) -> Split:
     """The split for which the least is moved.
 
-    queries: q and, where there is one, the gradient of the result.  keys: k and v.  added: the parts along which a mask
-    or bias varies; None without one.
+    queries: q and, where there is one, the gradient of the result.  keys: k and v.  added: the parts along which each
+    mask or bias varies.
     """
     parts = rows.parts
     positions = parts.resolve(positions)
@@ -135,8 +135,7 @@ def choose_split(
 
     def rank(split: Split) -> tuple[int, bool, bool, int]:
         moved = _count_moved(rows, split, tensors[: len(queries)], tensors[len(queries) :])
-        if added is not None:
-            moved += 2 * count_added(rows, split, added)
+        moved += sum(2 * count_added(rows, split, labels) for labels in added)
         own = split.of_keys.parts[1]
         return moved, not split.batch, not own, -len(split.batch)
 

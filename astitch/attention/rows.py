@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,13 @@ from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
+    DimensionAttrs,
     DimensionsAttrs,
     DType,
     Graph,
     Node,
+    PadAttrs,
+    SliceAttrs,
     TransposeAttrs,
     TupleType,
 )
@@ -36,7 +40,7 @@ MOST_DERIVED = 16
 MOST_OPS = 256
 """Ops after which a search ends: the functions between two products of attention have far fewer."""
 
-ROWS, KEYS = 7, 6
+ROWS, KEYS = 12, 6
 """The rows of random numbers, and the elements of each."""
 
 LEFT_OUT = -1e9
@@ -139,6 +143,9 @@ class RowFunctions:
         self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
         self._gain = 1.0
+        self._float: np.dtype[Any] = np.dtype(np.float64)
+        self._longer: dict[int, tuple[int, int]] = {}
+        """Parts of rows with numbers more: how many in front of the scores and behind them."""
         self._find(order)
         self._derive_sources(order)
 
@@ -175,7 +182,11 @@ class RowFunctions:
         for name in sorted(self.sources, key=lambda name: order[name]):
             if name in aliased:
                 continue
-            derived = self._read_derived(name) or self._read_multiplier(name)
+            derived = (
+                self._read_derived(name)
+                or self._read_multiplier(name)
+                or self._read_exponential(name)
+            )
             if derived is None:
                 continue
             ops, read[name] = derived
@@ -227,6 +238,31 @@ class RowFunctions:
         self.sources[current] = condition
         return ops, frozenset((current,))
 
+    def _read_exponential(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, what they are of), of a source that repeats exponentials along rows; what these are of becomes a
+        source: a sink is one in the exponent."""
+        source, ops = self.sources[name], {name}
+        if self.varies_along_key(source):
+            return None
+        node, labels = self.graph[name], list(map(self.parts.resolve, source.labels))
+        while not _is_exponential(node):
+            if isinstance(node.attrs, BroadcastAttrs):
+                labels = [labels[d] for d in node.attrs.dimensions]
+            elif OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX:
+                whole = tuple(p for label in labels for p in label)
+                try:
+                    labels = list(self.parts.regroup(whole, self.graph[node.operands[0]].shape))
+                except NotARow:
+                    return None
+            else:
+                return None
+            node = self.graph[node.operands[0]]
+            ops.add(node.name)
+        inner = Source(node.operands[0], tuple(labels))
+        if self.sources.setdefault(inner.name, inner).labels != inner.labels:
+            return None
+        return ops, frozenset((inner.name,))
+
     def _label(self, node: Node) -> tuple[Label | None, ...]:
         """The parts of each dimension of what an op computes.  Raises NotARow."""
         if isinstance(node.type, TupleType):
@@ -237,6 +273,8 @@ class RowFunctions:
             raise NotARow  # so few bits are another function
         if row.kind is Kind.ELEMENTWISE:
             return self._join(node)
+        if isinstance(node.attrs, DimensionAttrs):
+            return self._append(node)
         if first is None:
             raise NotARow
         if isinstance(node.attrs, BroadcastAttrs):
@@ -257,6 +295,10 @@ class RowFunctions:
             )
         if row.is_reduce and isinstance(node.attrs, DimensionsAttrs) and len(node.operands) == 2:
             return self._reduce(node, first)
+        if isinstance(node.attrs, SliceAttrs):
+            return self._cut_off(node, first)
+        if isinstance(node.attrs, PadAttrs):
+            return self._lengthen(node, first)
         raise NotARow
 
     def _reduce(self, node: Node, first: tuple[Label | None, ...]) -> tuple[Label | None, ...]:
@@ -265,13 +307,86 @@ class RowFunctions:
         if monoid_of(node.regions[0]) not in _REDUCERS or any(r is None for r in reduced):
             raise NotARow
         parts = self.parts.resolve(tuple(p for label in reduced if label for p in label))
-        if sorted(parts) != sorted(self.parts.resolve(self.key)):
+        if sorted(parts) != sorted(self.parts.resolve(self.key)) and not self.is_longer(parts):
             raise NotARow
         start = self.graph[node.operands[1]]
         if not isinstance(start.attrs, ConstantAttrs):
             raise NotARow
         kept = [d for d in range(len(first)) if d not in node.attrs.dimensions]
         return tuple(first[d] for d in kept)
+
+    def is_longer(self, label: Label | None) -> bool:
+        return label is not None and len(label) == 1 and label[0] in self._longer
+
+    def _is_key(self, label: Label | None) -> bool:
+        return label is not None and self.parts.resolve(label) == self.parts.resolve(self.key)
+
+    def _find_longer(self, low: int, high: int) -> Label:
+        """The label of rows with so many numbers more."""
+        for part, known in self._longer.items():
+            if known == (low, high):
+                return (part,)
+        part = self.parts.add(low + self.parts.extent(self.key) + high)
+        self._longer[part] = (low, high)
+        return (part,)
+
+    def _append(self, node: Node) -> tuple[Label | None, ...]:
+        """Rows with a number of another array behind each, as an attention sink is."""
+        assert isinstance(node.attrs, DimensionAttrs)
+        d = node.attrs.dimension
+        inside = [o for o in node.operands if o in self.labels]
+        if len(node.operands) != 2 or len(inside) != 1:
+            raise NotARow
+        place = node.operands.index(inside[0])
+        other, labels = node.operands[1 - place], self.labels[inside[0]]
+        if not self._is_key(labels[d]) or self.graph[other].shape[d] != 1:
+            raise NotARow
+        if read_scalar(self.graph, other) is None:
+            self._add_source(other, [() if e == d else x for e, x in enumerate(labels)])
+        longer = self._find_longer(place, 1 - place)
+        return tuple(longer if e == d else x for e, x in enumerate(labels))
+
+    def _cut_off(self, node: Node, first: tuple[Label | None, ...]) -> tuple[Label | None, ...]:
+        """The scores of longer rows, or the number beside them."""
+        assert isinstance(node.attrs, SliceAttrs)
+        shape = self.graph[node.operands[0]].shape
+        cut = [d for d, extent in enumerate(shape) if node.shape[d] != extent]
+        if len(cut) != 1 or not self.is_longer(first[cut[0]]) or set(node.attrs.strides) != {1}:
+            raise NotARow
+        low, high = self._longer[(first[cut[0]] or ())[0]]
+        start, stop = node.attrs.starts[cut[0]], node.attrs.limits[cut[0]]
+        keys = shape[cut[0]] - low - high
+        if (start, stop) == (low, low + keys):
+            found: Label = self.key
+        elif stop - start == 1 and (stop <= low or start >= low + keys):
+            found = ()
+        else:
+            raise NotARow
+        return tuple(found if d == cut[0] else label for d, label in enumerate(first))
+
+    def _lengthen(self, node: Node, first: tuple[Label | None, ...]) -> tuple[Label | None, ...]:
+        """Rows as long as those with a number more, which is 0."""
+        attrs = node.attrs
+        assert isinstance(attrs, PadAttrs)
+        padded = [d for d in range(len(first)) if attrs.low[d] or attrs.high[d]]
+        if (
+            any(attrs.interior)
+            or len(padded) != 1
+            or read_scalar(self.graph, node.operands[1]) != 0
+        ):
+            raise NotARow
+        (d,) = padded
+        low, high = attrs.low[d], attrs.high[d]
+        if not self._is_key(first[d]) or (low, high) not in self._longer.values():
+            raise NotARow
+        return tuple(self._find_longer(low, high) if e == d else x for e, x in enumerate(first))
+
+    def _width(self, name: str) -> int:
+        """The numbers that each drawn row of an op's result has."""
+        for label in self.labels.get(name, ()):
+            if self.is_longer(label):
+                return KEYS + sum(self._longer[(label or ())[0]])
+        return KEYS
 
     def _join(self, node: Node) -> tuple[Label | None, ...]:
         """The labels of an element-wise op: its operands of the row must agree.  Others become sources."""
@@ -298,6 +413,9 @@ class RowFunctions:
             repeated = found.index(None)
             if node.shape[repeated] == self.parts.extent(self.key):
                 found[repeated] = self.key
+            for part in self._longer:
+                if node.shape[repeated] == self.parts.extents[part]:
+                    found[repeated] = (part,)
         for operand in outside:
             self._add_source(operand, found)
         return tuple(found)
@@ -311,6 +429,10 @@ class RowFunctions:
         if len(node.shape) != len(labels) or any(label is None for label in labels):
             raise NotARow
         found = tuple(label or () for label in labels)
+        varying = varying_dimensions(self.graph, name)
+        if any(self.is_longer(found[d]) for d in varying):
+            self._add_lengthened(node, found)
+            return
         base, places = node, list(map(self.parts.resolve, found))
         while isinstance(base.attrs, BroadcastAttrs):
             places = [places[d] for d in base.attrs.dimensions]
@@ -322,6 +444,22 @@ class RowFunctions:
         known = self.sources.setdefault(name, Source(name, found))
         if tuple(map(self.parts.resolve, known.labels)) != tuple(map(self.parts.resolve, found)):
             raise NotARow
+
+    def _add_lengthened(self, node: Node, labels: tuple[Label, ...]) -> None:
+        """A source of longer rows, where it has a 0 behind each row of one as long as the scores."""
+        (inside, *_) = node.operands or ("",)
+        if OPS[node.op].is_conversion:
+            self._add_source(inside, labels)
+            before = self.reads.get(inside, frozenset())
+        elif isinstance(node.attrs, PadAttrs):
+            inner = tuple(self.key if self.is_longer(label) else label for label in labels)
+            self._add_source(inside, inner)
+            if self._lengthen(node, inner) != labels:
+                raise NotARow
+            before = frozenset((self.aliases.get(inside, inside),))
+        else:
+            raise NotARow
+        self.labels[node.name], self.reads[node.name] = labels, before
 
     def resolved(self, name: str) -> tuple[Label, ...] | None:
         """The parts of each dimension of an op's result; None where one is not known."""
@@ -361,9 +499,43 @@ class RowFunctions:
         drawn.update({name: drawn[same] for name, same in self.aliases.items()})
         return drawn
 
+    def replace_drawn(
+        self, drawn: Mapping[str, np.ndarray], source: Source, values: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The same rows with other values of a source."""
+        same = (alias for alias, name in self.aliases.items() if name == source.name)
+        return {**drawn, **dict.fromkeys((source.name, *same), values)}
+
+    def list_low(self) -> list[float]:
+        """Numbers that may stand for scores that are left out."""
+        read = {
+            number
+            for name in (*self.labels, *self._derived)
+            for operand in self.graph[name].operands
+            if operand not in self.labels
+            and (number := read_scalar(self.graph, operand)) is not None
+            and number <= -MOST_MULTIPLIER
+        }
+        return sorted({float(np.float32(number)) for number in read} | {LEFT_OUT}, reverse=True)
+
+    def without_gain(self) -> RowFunctions:
+        """The same functions, divided by nothing."""
+        plain = copy.copy(self)
+        plain._gain = 1.0
+        return plain
+
+    def in_f32(self) -> RowFunctions:
+        """The same functions, each op rounded to f32."""
+        narrow = copy.copy(self)
+        narrow._float = np.dtype(np.float32)
+        return narrow
+
     def evaluate(self, name: str, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """What an op gives for these rows, in f64: [ROWS, KEYS], or [ROWS, 1] where it is one number a row."""
-        known = {**rows, **self._fixed}
+        known = {
+            name: x if x.dtype == np.bool_ else x.astype(self._float)
+            for name, x in {**rows, **self._fixed}.items()
+        }
         with np.errstate(all="ignore"):
             return self._evaluate(name, known, self._derived) / self._gain
 
@@ -391,9 +563,10 @@ class RowFunctions:
             if current not in self.labels and current not in derived:
                 scalar = read_scalar(self.graph, current)
                 assert scalar is not None
-                known[current] = np.full((1, 1), scalar)
+                known[current] = np.full((1, 1), scalar, self._float)
                 continue
-            operands = node.operands[:1] if OPS[node.op].is_reduce else node.operands
+            is_alone = OPS[node.op].is_reduce or isinstance(node.attrs, PadAttrs)
+            operands = node.operands[:1] if is_alone else node.operands
             missing = [o for o in operands if o not in known]
             if missing:
                 wanted += missing
@@ -406,17 +579,53 @@ class RowFunctions:
         row = OPS[node.op]
         if row.is_reduce:
             ufunc = _REDUCERS[monoid_of(node.regions[0]) or ""]
-            whole = np.broadcast_to(operands[0], (ROWS, KEYS))
+            whole = np.broadcast_to(operands[0], (ROWS, self._width(node.operands[0])))
             return np.asarray(ufunc.reduce(whole, axis=1, keepdims=True))
+        if isinstance(node.attrs, (DimensionAttrs, SliceAttrs, PadAttrs)):
+            return self._apply_longer(node, operands)
         if row.kind is not Kind.ELEMENTWISE:
             return operands[0]
         equal = np.broadcast_arrays(*operands)
         if row.is_conversion:
-            return equal[0].astype(np.float64 if node.dtype.is_float else node.dtype.numpy)
+            return equal[0].astype(self._float if node.dtype.is_float else node.dtype.numpy)
         assert row.meaning is not None
-        dtype = DType.F64 if node.dtype.is_float else node.dtype
+        wide_type = DType.F64 if self._float == np.float64 else DType.F32
+        dtype = wide_type if node.dtype.is_float else node.dtype
         wide = replace(node, type=ArrayType(dtype, equal[0].shape))
-        return np.asarray(row.meaning(wide, *equal))
+        found = np.asarray(row.meaning(wide, *equal))
+        return found.astype(self._float) if node.dtype.is_float else found
+
+    def _apply_longer(self, node: Node, operands: list[np.ndarray]) -> np.ndarray:
+        """What appends a number to rows, cuts it off, or puts a 0 there."""
+        if isinstance(node.attrs, DimensionAttrs):
+            widths = [KEYS if o in self.labels else 1 for o in node.operands]
+            whole = [np.broadcast_to(x, (ROWS, n)) for x, n in zip(operands, widths, strict=True)]
+            return np.concatenate(whole, axis=1)
+        if isinstance(node.attrs, PadAttrs):
+            (label,) = (x for x in self.labels[node.name] if self.is_longer(x))
+            whole = [np.broadcast_to(operands[0], (ROWS, KEYS))]
+            return np.pad(whole[0], ((0, 0), self._longer[(label or ())[0]]))
+        labels, attrs = self.labels[node.operands[0]], node.attrs
+        assert isinstance(attrs, SliceAttrs)
+        (d,) = (d for d, label in enumerate(labels) if self.is_longer(label))
+        rows = np.broadcast_to(operands[0], (ROWS, self._width(node.operands[0])))
+        low, _ = self._longer[(labels[d] or ())[0]]
+        if self._is_key(self.labels[node.name][d]):
+            return rows[:, low : low + KEYS]
+        start = attrs.starts[d]
+        return rows[:, [start if start < low else start - self.graph[node.operands[0]].shape[d]]]
+
+
+def _is_exponential(node: Node) -> bool:
+    row = OPS[node.op]
+    if row.kind is not Kind.ELEMENTWISE or row.is_conversion or not node.dtype.is_float:
+        return False
+    if len(node.operands) != 1 or row.meaning is None:
+        return False
+    points = np.array([-1.0, 0.0, 2.0])
+    wide = replace(node, type=ArrayType(DType.F64, points.shape))
+    with np.errstate(all="ignore"):
+        return bool(np.allclose(row.meaning(wide, points), np.exp(points)))
 
 
 def _is_linear(node: Node) -> bool:

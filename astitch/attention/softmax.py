@@ -5,13 +5,14 @@ Random rows tell: see rows.py.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from astitch.attention.masks import as_seen
-from astitch.attention.rows import RowFunctions, Source
+from astitch.attention.rows import KEYS, LEFT_OUT, ROWS, RowFunctions, Source
 from astitch.graph.ir import DType
 
 TOLERANCE = 1e-8
@@ -66,36 +67,121 @@ class Drop:
         return self.gain * values
 
 
+EQUAL, NAN, OTHER = "equal", "nan", "other"
+"""Probabilities of rows without a score: the same for all keys, with a sink none at all; NaN; others."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """keeps_true: of a condition, whether it names what is kept."""
+
+    source: Source
+    keeps_true: bool
+
+    def read(self, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which scores it keeps."""
+        return np.asarray(as_seen(drawn[self.source.name]) == self.keeps_true)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A number that the sum of exponentials has beside those of scores: that of a source, or `weight`."""
+
+    source: Source | None
+    weight: float = 1.0
+
+    def read(self, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Its logarithm, [ROWS or 1, 1]."""
+        if self.source is None:
+            return np.full((1, 1), np.log(self.weight))
+        return drawn[self.source.name]
+
+
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(scale * scores + bias) of the scores that the mask keeps; without a mask of all.
+    """softmax(scale * scores + biases) of the scores that all masks keep.
 
-    cap: not scale * scores but cap * tanh(scale * scores / cap); 0: none.  keeps_true: of a condition, whether it names
-    what is kept.  is_uniform: a row of which all scores are left out has equal probabilities, as the library gives.
+    cap: not scale * scores but cap * tanh(scale * scores / cap); 0: none.  sink: None without one.
+    empty: of rows of which masks leave out all scores: EQUAL, NAN or OTHER.  low: beside biases, what a score is that
+    masks leave out, in f32; low_first: biases are added to that too.
     drop: what the probabilities are multiplied by behind it, as dropout does.
     """
 
     scale: float
-    mask: Source | None
-    keeps_true: bool
-    bias: Source | None = None
-    is_uniform: bool = True
+    masks: tuple[Mask, ...] = ()
+    biases: tuple[Source, ...] = ()
+    empty: str = EQUAL
+    low: float = 0.0
+    low_first: bool = False
     cap: float = 0.0
     drop: Drop | None = None
+    sink: Sink | None = None
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """What it reads, by name, but for what drops probabilities."""
+        own = [mask.source.name for mask in self.masks] + [bias.name for bias in self.biases]
+        return frozenset(own + ([self.sink.source.name] if self.sink and self.sink.source else []))
 
     def bend(self, scores: np.ndarray) -> np.ndarray:
         """tanh(scale * scores / cap)."""
         return np.asarray(np.tanh(self.scale / self.cap * scores))
 
-    def evaluate(self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+    def add_logits(self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What the exponentials are of, without masks."""
         logits = self.cap * self.bend(scores) if self.cap else self.scale * scores
-        if self.bias:
-            logits = logits + drawn[self.bias.name]
-        if self.mask:
-            given = np.broadcast_to(drawn[self.mask.name], logits.shape)
-            logits = np.where(as_seen(given) == self.keeps_true, logits, -np.inf)
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+        for bias in self.biases:
+            logits = logits + drawn[bias.name]
+        return logits
+
+    def evaluate_both(
+        self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(probabilities, the logarithm of the sum of exponentials of each row)."""
+        logits = self.add_logits(scores, drawn)
+        for mask in self.masks:
+            logits = np.where(mask.read(drawn), logits, -np.inf)
+        most = logits.max(axis=1, keepdims=True)
+        if self.sink:
+            most = np.maximum(most, self.sink.read(drawn))
+        with np.errstate(invalid="ignore", divide="ignore"):  # rows without a score
+            exponentials = np.exp(logits - most)
+            total = exponentials.sum(axis=1, keepdims=True)
+            if self.sink:
+                total = total + np.exp(self.sink.read(drawn) - most)
+            return exponentials / total, most + np.log(total)
+
+    def evaluate(self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        return self.evaluate_both(scores, drawn)[0]
+
+    def evaluate_in_f32(self, scores: np.ndarray, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Probabilities beside biases, of which some may be as low as what masks leave out."""
+        narrow = np.dtype(np.float32)
+        logits: np.ndarray = self.cap * self.bend(scores) if self.cap else self.scale * scores
+        biases = sum((drawn[b.name] for b in self.biases), np.zeros((1, 1))).astype(narrow)
+        kept = np.ones(scores.shape, np.bool_)
+        for mask in self.masks:
+            kept &= mask.read(drawn)
+        with np.errstate(all="ignore"):
+            if self.low_first:
+                logits = np.where(kept, logits, self.low).astype(narrow) + biases
+            else:
+                logits = np.where(kept, logits.astype(narrow) + biases, narrow.type(self.low))
+            most = logits.max(1, keepdims=True)
+            if self.sink:
+                most = np.maximum(most, self.sink.read(drawn).astype(narrow))
+            raised = np.exp(logits - most)
+            total = raised.sum(1, keepdims=True)
+            if self.sink:
+                total = total + np.exp(self.sink.read(drawn).astype(narrow) - most)
+            return np.asarray(raised / total)
+
+    def list_full(self, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The rows that have a score, by their numbers."""
+        kept = np.ones((ROWS, KEYS), np.bool_)
+        for mask in self.masks:
+            kept &= mask.read(drawn)
+        return np.flatnonzero(kept.any(axis=1))
 
 
 def fit_softmax(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax | None:
@@ -119,10 +205,14 @@ def _fit_dropped(
     rows: RowFunctions, name: str, masks: Container[str], source: Source, value: int
 ) -> Softmax | None:
     """The softmax that an op multiplies by a source.  value: of the source where probabilities are kept."""
-    drawn = rows.draw(0, masks)
-    sums = rows.fixing(source, value).evaluate(name, drawn).sum(axis=1)
-    gain = float(sums[0])
-    if not np.all(np.isfinite(sums)) or gain <= 0:
+    kept = rows.fixing(source, value)
+    gain = 0.0
+    for mean in (FAR_DRAWS[0].mean, 0.0):  # beside large scores a sink is nothing
+        sums = kept.evaluate(name, rows.draw(0, masks, mean=mean)).sum(axis=1)
+        if np.all(np.isfinite(sums)) and sums.min() > 0 and np.ptp(sums) <= TOLERANCE * sums.max():
+            gain = float(sums[0])
+            break
+    if gain <= 0:
         return None
     softmax = _fit_alone(rows.fixing(source, value, gain), name, masks)
     if softmax is None:
@@ -131,7 +221,8 @@ def _fit_dropped(
     for seed in (0, 1):
         drawn = rows.draw(seed, masks, 1 / softmax.scale)
         wanted = softmax.evaluate(drawn[rows.product.name], drawn) * drop.read(drawn)
-        if np.max(abs(rows.evaluate(name, drawn) - wanted)) > GRADIENT_TOLERANCE:
+        off = abs(rows.evaluate(name, drawn) - wanted)[softmax.list_full(drawn)]
+        if not np.all(off <= GRADIENT_TOLERANCE):
             return None
     return replace(softmax, drop=drop)
 
@@ -139,21 +230,89 @@ def _fit_dropped(
 def _fit_alone(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax | None:
     read = [rows.sources[n] for n in sorted(rows.reads[name])]
     own = [source for source in read if source.name in masks]
-    biases = [source for source in read if source.name not in masks]
-    if len(own) > 1 or len(biases) > 1 or rows.resolved(name) is None:
+    others = [source for source in read if source.name not in masks]
+    if len(own) > MOST_MASKS or rows.resolved(name) is None:
         return None
-    fit = _fit_draws(rows, name, masks, own, biases)
-    if fit is None:
-        slope = find_bend(rows)
-        fit = _fit_draws(rows, name, masks, own, biases, slope) if slope else None
-    if fit is None:
+    # What is the same along a row can be a sink; so can a constant.
+    candidates = [source for source in others if not rows.varies_along_key(source)]
+    drawn = rows.draw(0, masks)
+    p = np.broadcast_to(rows.evaluate(name, drawn), (ROWS, KEYS))
+    if not np.all(np.isfinite(p)) or np.any(p < 0):
         return None
-    scale, keeps_true, cap = fit
-    mask, bias = (some[0] if some else None for some in (own, biases))
-    if mask and not keeps_true and rows.graph[mask.name].dtype is not DType.PRED:
-        return None  # it leaves out where a number is 0
-    is_uniform = mask is None or _gives_equal(rows, name, masks, mask, keeps_true)
-    return Softmax(float(np.float32(scale)), mask, keeps_true, bias, is_uniform, cap)
+    is_whole = bool(np.all(abs(p.sum(1) - 1) <= TOLERANCE))
+    for sink in (None,) if is_whole else (*candidates, CONSTANT):
+        biases = [source for source in others if source is not sink]
+        if len(biases) > MOST_BIASES or (sink and set(candidates) & set(biases)):
+            continue
+        fit = _fit_draws(rows, name, masks, own, biases, sink)
+        if fit is None:
+            slope = find_bend(rows)
+            fit = _fit_draws(rows, name, masks, own, biases, sink, slope) if slope else None
+        if fit:
+            return _finish_fit(rows, name, masks, own, biases, fit)
+    return None
+
+
+def _finish_fit(
+    rows: RowFunctions,
+    name: str,
+    masks: Container[str],
+    own: Sequence[Source],
+    biases: Sequence[Source],
+    fit: _Fit,
+) -> Softmax | None:
+    found = tuple(Mask(source, keeps) for source, keeps in zip(own, fit.keeps_true, strict=True))
+    for mask in found:
+        if not mask.keeps_true and rows.graph[mask.source.name].dtype is not DType.PRED:
+            return None  # it leaves out where a number is 0
+    scale = float(np.float32(fit.scale))
+    softmax = Softmax(scale, found, tuple(biases), EQUAL, 0.0, False, fit.cap, None, fit.sink)
+    empty = _read_empty(rows, name, masks, softmax)
+    softmax = replace(softmax, empty=empty, low=-np.inf if empty == NAN else 0.0)
+    if not (found and biases):
+        return softmax
+    for number in rows.list_low():
+        for first in (False, True):
+            model = replace(softmax, low=number, low_first=first)
+            if _leaves_out_as(rows, name, masks, model):
+                return model
+    return replace(softmax, empty=OTHER)
+
+
+def _leaves_out_as(rows: RowFunctions, name: str, masks: Container[str], softmax: Softmax) -> bool:
+    """Are masks and biases joined as the softmax says, where biases are as low as what masks leave out?"""
+    for seed, low in enumerate((-1e9, float(np.finfo(np.float32).min), softmax.low, -np.inf)):
+        random = np.random.default_rng(seed)
+        drawn = rows.draw(seed, masks, 1 / softmax.scale)
+        for bias in softmax.biases:
+            given = drawn[bias.name]
+            chosen = random.random(given.shape) < 0.5
+            drawn = rows.replace_drawn(drawn, bias, np.where(chosen, low, given))
+        for mask in softmax.masks:
+            given = np.array(drawn[mask.source.name])
+            is_condition = given.dtype == np.bool_
+            given[:4] = not mask.keeps_true if is_condition else LEFT_OUT
+            drawn = rows.replace_drawn(drawn, mask.source, given)
+        found = rows.in_f32().evaluate(name, drawn)
+        wanted = softmax.evaluate_in_f32(drawn[rows.product.name], drawn)
+        if not np.allclose(found, wanted, atol=1e-4, rtol=0, equal_nan=True):
+            return False
+    return True
+
+
+MOST_MASKS, MOST_BIASES = 3, 2
+"""Of one softmax; random rows tell more of them apart too seldom."""
+
+CONSTANT = Source("", ())
+"""In the place of a sink: a number of the program."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    scale: float
+    keeps_true: tuple[bool, ...]
+    sink: Sink | None
+    cap: float = 0.0
 
 
 def _fit_draws(
@@ -162,35 +321,127 @@ def _fit_draws(
     masks: Container[str],
     own: Sequence[Source],
     biases: Sequence[Source],
+    sink: Source | None,
     slope: float = 0.0,
-) -> tuple[float, bool, float] | None:
-    """(scale, keeps_true, cap) that all draws agree on.  slope: of scores that are capped, of the tanh's argument."""
-    fits: list[tuple[float, bool]] = []
+) -> _Fit | None:
+    """What all draws agree on.  slope: of scores that are capped, of the tanh's argument."""
+    first: _Fit | None = None
     draws: tuple[_Draw, ...] = (*DRAWS, *FAR_DRAWS)
     for seed in range(len(draws)):
         draw = draws[seed]
         # Of what the softmax multiplies by, once it is known.
-        unit = 1 / (fits[0][0] * (slope or 1.0)) if fits else 1.0
+        unit = 1 / (first.scale * (slope or 1.0)) if first else 1.0
         drawn = rows.draw(seed, masks, draw.deviation * unit, draw.mean * unit)
+        if sink and sink is not CONSTANT and first:
+            drawn = rows.replace_drawn(
+                drawn, sink, draw.mean + draw.deviation * drawn[sink.name] / 2
+            )
         scores = drawn[rows.product.name]
         p = np.broadcast_to(rows.evaluate(name, drawn), scores.shape)
         if draw in FAR_DRAWS and not np.any(np.isfinite(p)):
             continue
         seen = [np.broadcast_to(as_seen(drawn[m.name]), scores.shape) for m in own]
         added = [np.broadcast_to(drawn[b.name], scores.shape) for b in biases]
-        fit = _fit_scale(p, np.tanh(slope * scores) if slope else scores, seen, added)
+        x = np.tanh(slope * scores) if slope else scores
+        if first and first.sink and draw in FAR_DRAWS:
+            if not _has_sink(p, first, x, seen, added, drawn):
+                return None
+            continue
+        fit = _fit_scale(p, x, seen, added, None if first else sink)
         if fit is None:
             return None
-        fits.append(fit)
+        first = first or fit
+        tolerance = (GRADIENT_TOLERANCE if slope else TOLERANCE) * first.scale
+        if abs(fit.scale - first.scale) > tolerance or fit.keeps_true != first.keeps_true:
+            return None
+        if first.sink and not _has_sink(p, first, x, seen, added, drawn):
+            return None
+        if not first.sink and np.any(abs(p.sum(1) - 1) > TOLERANCE):
+            return None
         if slope and seed == 0:
-            draws = list_draws(fit[0])
+            draws = list_draws(fit.scale)
         if seed + 1 == len(draws):
             break
-    scale, keeps_true = fits[0]
-    tolerance = (GRADIENT_TOLERANCE if slope else TOLERANCE) * scale
-    if any(abs(s - scale) > tolerance or one is not keeps_true for s, one in fits):
+    if first is None:
         return None
-    return (scale * slope, keeps_true, scale) if slope else (scale, keeps_true, 0.0)
+    return replace(first, scale=first.scale * slope, cap=first.scale) if slope else first
+
+
+def _fit_scale(
+    p: np.ndarray,
+    scores: np.ndarray,
+    masks: Sequence[np.ndarray],
+    biases: Sequence[np.ndarray],
+    sink: Source | None,
+) -> _Fit | None:
+    """The scale for which p is in each row a multiple of the softmax of scale * scores + biases, of those that the
+    masks leave.  sink: what may take the rest, see CONSTANT."""
+    if not np.all(np.isfinite(p)) or np.any(p < 0):
+        return None
+    sums = p.sum(1, keepdims=True)
+    there = p > 0
+    for keeps_true in itertools.product((True, False), repeat=len(masks)):
+        kept = np.ones_like(there)
+        for mask, keeps in zip(masks, keeps_true, strict=True):
+            kept &= mask == keeps
+        full = kept.any(1)
+        if full.sum() >= LEAST_FULL and np.array_equal(there[full], kept[full]):
+            break
+    else:
+        return None
+
+    def centre(x: np.ndarray) -> np.ndarray:
+        x, kept = x[full], there[full]
+        mean = np.where(kept, x, 0).sum(1, keepdims=True) / kept.sum(1, keepdims=True)
+        return np.where(kept, x - mean, 0)
+
+    given = centre(np.log(np.where(there, p, 1.0)))
+    rest = given - sum((centre(b) for b in biases), np.zeros_like(given))
+    x = centre(scores)
+    scale = float((x * rest).sum() / (x * x).sum())
+    agrees = np.max(abs(rest - scale * x)) <= TOLERANCE * np.max(abs(given))
+    if not agrees or scale <= 0:
+        return None
+    found = None
+    if sink is CONSTANT:
+        exponentials = np.exp(scale * scores + sum(biases, np.zeros_like(scores)))
+        total = np.where(kept, exponentials, 0).sum(1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weights = (total * (1 - sums) / sums)[full]
+        found = Sink(None, float(np.median(weights)))
+        if not found.weight > 0:
+            return None
+    elif sink is not None:
+        found = Sink(sink)
+    return _Fit(scale, keeps_true, found)
+
+
+LEAST_FULL = 3
+"""So many rows must have a score for a function of masks to be told."""
+
+
+def _has_sink(
+    p: np.ndarray,
+    fit: _Fit,
+    scores: np.ndarray,
+    masks: Sequence[np.ndarray],
+    biases: Sequence[np.ndarray],
+    drawn: Mapping[str, np.ndarray],
+) -> bool:
+    """Do the probabilities leave as much as the sink takes?"""
+    assert fit.sink
+    logits = fit.scale * scores + sum(biases, np.zeros_like(scores))
+    for mask, keeps in zip(masks, fit.keeps_true, strict=True):
+        logits = np.where(mask == keeps, logits, -np.inf)
+    own = fit.sink.read(drawn)
+    most = np.maximum(logits.max(1, keepdims=True), own)
+    raised = np.exp(logits - most)
+    model = raised / (raised.sum(1, keepdims=True) + np.exp(own - most))
+    return bool(np.max(abs(p - model)) <= SINK_TOLERANCE)
+
+
+SINK_TOLERANCE = 1e-7
+"""Of probabilities beside a sink, of 1: those of large scores lose digits with the scale."""
 
 
 SATURATES = 1e12
@@ -199,6 +450,7 @@ SATURATES = 1e12
 
 def find_bend(rows: RowFunctions) -> float | None:
     """a, where an op gives tanh(a * score) of the scores alone; None where none does."""
+    rows = rows.without_gain()
     near, far = rows.draw(0), rows.draw(0, deviation=SATURATES)
     score, large = near[rows.product.name], far[rows.product.name]
     for name in rows.labels:
@@ -214,83 +466,102 @@ def find_bend(rows: RowFunctions) -> float | None:
     return None
 
 
-def _gives_equal(
-    rows: RowFunctions, name: str, masks: Container[str], mask: Source, keeps_true: bool
-) -> bool:
-    """Do rows of which all scores are left out have equal probabilities?"""
-    drawn = _draw_empty_rows(rows, masks, mask, keeps_true)
-    p = np.broadcast_to(rows.evaluate(name, drawn), drawn[rows.product.name].shape)
-    return bool(np.all(abs(p - 1 / p.shape[1]) <= TOLERANCE))
+def _read_empty(rows: RowFunctions, name: str, masks: Container[str], softmax: Softmax) -> str:
+    """What probabilities rows have of which all scores are left out."""
+    answers: set[str] = set()
+    for drawn in _draw_empty_rows(rows, masks, softmax):
+        # In f32, where what leaves scores out absorbs what is added to it.
+        found = rows.in_f32().evaluate(name, drawn)
+        p = np.broadcast_to(found, drawn[rows.product.name].shape)
+        wanted = 0.0 if softmax.sink else 1 / p.shape[1]
+        is_equal = np.all(abs(p - wanted) <= EQUAL_TOLERANCE)
+        answers.add(EQUAL if is_equal else NAN if np.all(np.isnan(p)) else OTHER)
+    return answers.pop() if len(answers) == 1 else OTHER if answers else EQUAL
+
+
+EQUAL_TOLERANCE = 1e-6
+"""Of equal probabilities in f32."""
 
 
 def _draw_empty_rows(
-    rows: RowFunctions, masks: Container[str], mask: Source, keeps_true: bool
-) -> dict[str, np.ndarray]:
-    """Rows of which all scores are left out."""
-    drawn = rows.draw(0, masks)
-    array = drawn[mask.name]
-    none = not keeps_true if array.dtype == np.bool_ else ABSORBS
-    empty = np.full_like(array, none)
-    same = (alias for alias, source in rows.aliases.items() if source == mask.name)
-    return drawn | dict.fromkeys((mask.name, *same), empty)
+    rows: RowFunctions, masks: Container[str], softmax: Softmax
+) -> Iterator[dict[str, np.ndarray]]:
+    """Rows of which all scores are left out: by one mask, by each, and a part by each."""
+    count = len(softmax.masks)
+    random = np.random.default_rng(0)
+    owner = random.integers(0, max(count, 1), (ROWS, KEYS))
+    ways: list[list[np.ndarray]] = [[owner >= 0] * count] if count else []
+    if count > 1:
+        ways += [[np.full_like(owner, i == j, bool) for j in range(count)] for i in range(count)]
+        ways.append([owner == i for i in range(count)])
+    for seed, way in enumerate(ways):
+        drawn = rows.draw(seed, masks)
+        for mask, out in zip(softmax.masks, way, strict=True):
+            shape = drawn[mask.source.name].shape
+            if shape[1] == 1:
+                out = np.asarray(out.all(1, keepdims=True))
+            is_condition = drawn[mask.source.name].dtype == np.bool_
+            array = out != mask.keeps_true if is_condition else np.where(out, ABSORBS, 0.0)
+            drawn = rows.replace_drawn(drawn, mask.source, np.broadcast_to(array, shape))
+        if not softmax.list_full(drawn).size:
+            yield drawn
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """An op that gives factor * scale * p * (dp - sum(p * dp)), the gradient of scores.
+
+    source: dp, the gradient of the softmax; where the op itself multiplies it as dropout does, of what comes behind.
+    """
+
+    name: str
+    source: Source
+    factor: float
+
+    def agrees(self, other: Gradient) -> bool:
+        return (self.source, self.factor) == (other.source, other.factor)
 
 
 def passes_masks(
-    rows: RowFunctions, name: str, softmax: Softmax, factor: float, masks: Container[str]
+    rows: RowFunctions, softmax: Softmax, gradient: Gradient, masks: Container[str]
 ) -> bool | None:
-    """Has a score that is left out a gradient, in a row where all are?  None where neither yes nor no describes it.
+    """Has a score that is left out a gradient, in a row where all are?  None where neither yes nor no describes it."""
+    name, source, factor = gradient.name, gradient.source, gradient.factor
+    answers: set[bool | None] = set()
+    for drawn in _draw_empty_rows(rows, masks, softmax):
+        shape = drawn[rows.product.name].shape
+        dp = np.broadcast_to(drawn[source.name], shape)
+        if softmax.drop and softmax.drop.source.name in rows.reads[name]:
+            dp = dp * softmax.drop.read(drawn)
+        given = np.broadcast_to(rows.in_f32().evaluate(name, drawn), shape)
+        if not given.any():
+            answers.add(False)
+            continue
+        wanted = factor * softmax.scale * (dp - dp.mean(1, keepdims=True)) / shape[1]
+        if softmax.cap:
+            wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
+        agrees = np.max(abs(given - wanted)) <= GRADIENT_TOLERANCE * np.max(abs(given))
+        answers.add(True if agrees else None)
+    return answers.pop() if len(answers) == 1 else None
 
-    name: an op that gives the gradient of a softmax with a mask; factor: see fit_gradient.
-    """
-    assert softmax.mask
-    drawn = _draw_empty_rows(rows, masks, softmax.mask, softmax.keeps_true)
-    (source,) = (rows.sources[n] for n in rows.reads[name] - {softmax.mask.name})
-    shape = drawn[rows.product.name].shape
-    dp = np.broadcast_to(drawn[source.name], shape)
-    given = np.broadcast_to(rows.evaluate(name, drawn), shape)
-    if not given.any():
-        return False
-    wanted = factor * softmax.scale * (dp - dp.mean(1, keepdims=True)) / shape[1]
-    if softmax.cap:
-        wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
-    agrees = np.max(abs(given - wanted)) <= GRADIENT_TOLERANCE * np.max(abs(given))
-    return True if agrees else None
 
-
-def _fit_scale(
-    p: np.ndarray, scores: np.ndarray, masks: Sequence[np.ndarray], biases: Sequence[np.ndarray]
-) -> tuple[float, bool] | None:
-    """(scale, seen) for which p is the softmax of scale * scores + biases, of those that the mask leaves."""
-    if not np.all(np.isfinite(p)) or np.any(p < 0) or np.any(abs(p.sum(1) - 1) > TOLERANCE):
-        return None
-    there, seen = p > 0, True
-    for mask in masks:
-        seen = bool(np.array_equal(there, mask))
-        if not seen and not np.array_equal(there, ~mask):
-            return None
-    if not masks and not there.all():
-        return None
-
-    def centre(x: np.ndarray) -> np.ndarray:
-        mean = np.where(there, x, 0).sum(1, keepdims=True) / there.sum(1, keepdims=True)
-        return np.where(there, x - mean, 0)
-
-    given = centre(np.log(np.where(there, p, 1.0)))
-    rest = given - sum((centre(b) for b in biases), np.zeros_like(given))
-    x = centre(scores)
-    scale = float((x * rest).sum() / (x * x).sum())
-    agrees = np.max(abs(rest - scale * x)) <= TOLERANCE * np.max(abs(given))
-    return (scale, seen) if agrees and scale > 0 else None
+def draw_near(
+    rows: RowFunctions, softmax: Softmax, masks: Container[str], seed: int, draw: _Draw
+) -> dict[str, np.ndarray]:
+    """Random rows in units of what the softmax multiplies scores by; a sink is as large as they are."""
+    drawn = rows.draw(seed, masks, draw.deviation / softmax.scale, draw.mean / softmax.scale)
+    if softmax.sink and softmax.sink.source:
+        source = softmax.sink.source
+        near = draw.mean + draw.deviation * drawn[source.name] / 2
+        drawn = rows.replace_drawn(drawn, source, near)
+    return drawn
 
 
 def fit_gradient(
     rows: RowFunctions, name: str, softmax: Softmax, masks: Container[str]
-) -> tuple[Source, float] | None:
-    """(dp, factor): the op gives factor * scale * p * (dp - sum(p * dp)).  None where it does not.
-
-    dp: the gradient of the softmax; where the op itself multiplies it as dropout does, of what comes behind.
-    """
-    known = {source.name for source in (softmax.mask, softmax.bias) if source}
+) -> Gradient | None:
+    """None where an op does not give the gradient of scores."""
+    known = set(softmax.sources)
     drop = softmax.drop
     is_dropped_here = drop is not None and drop.source.name in rows.reads[name]
     known |= {drop.source.name} if drop else set()
@@ -298,11 +569,11 @@ def fit_gradient(
     if len(others) != 1 or others[0].name in masks or rows.resolved(name) is None:
         return None
     (source,) = others
-    same = [alias for alias, name in rows.aliases.items() if name == source.name]
     factors: list[float] = []
     for seed, draw in enumerate(list_draws(softmax.cap)):
-        drawn = rows.draw(seed, masks, draw.deviation / softmax.scale, draw.mean / softmax.scale)
-        drawn |= dict.fromkeys((source.name, *same), drawn[source.name] * draw.gradient)
+        drawn = draw_near(rows, softmax, masks, seed, draw)
+        drawn = rows.replace_drawn(drawn, source, drawn[source.name] * draw.gradient)
+        full = softmax.list_full(drawn)
         p = softmax.evaluate(drawn[rows.product.name], drawn)
         dp = np.broadcast_to(drawn[source.name], p.shape)
         if drop and is_dropped_here:
@@ -310,7 +581,8 @@ def fit_gradient(
         wanted = softmax.scale * p * (dp - (p * dp).sum(1, keepdims=True))
         if softmax.cap:
             wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
-        given = np.broadcast_to(rows.evaluate(name, drawn), p.shape)
+        given = np.broadcast_to(rows.evaluate(name, drawn), p.shape)[full]
+        wanted = wanted[full]
         if not np.all(np.isfinite(given)):
             return None
         factor = float((given * wanted).sum() / (wanted * wanted).sum())
@@ -322,4 +594,69 @@ def fit_gradient(
         return None
     nearest = round(high)
     exact = nearest and abs(high - nearest) < GRADIENT_TOLERANCE
-    return source, float(nearest) if exact else high
+    return Gradient(name, source, float(nearest) if exact else high)
+
+
+@dataclass(frozen=True)
+class SinkGradient:
+    """An op that gives -factor times the sink's probability times sum(p * dp) for each row.
+
+    of_weight: divided by the exponential of the sink.
+    """
+
+    name: str
+    factor: float
+    of_weight: bool
+
+
+def fit_sink_gradient(
+    rows: RowFunctions, name: str, softmax: Softmax, gradient: Gradient, masks: Container[str]
+) -> SinkGradient | None:
+    """None where an op does not give a sink's gradient for each row, nor 0 but for rounding."""
+    drop = softmax.drop
+    known = {*softmax.sources, gradient.source.name, *([drop.source.name] if drop else [])}
+    if not softmax.sink or not rows.reads[name] <= known:
+        return None
+    for of_weight in (False, True):
+        factors = [
+            _fit_one_sink(rows, name, softmax, gradient, masks, seed, draw, of_weight)
+            for seed, draw in enumerate(list_draws(softmax.cap))
+        ]
+        real = [factor for factor in factors if factor is not None]
+        if len(real) < len(factors):
+            continue
+        low, high = min(real), max(real)
+        if (low > 0 or high == 0) and high - low <= GRADIENT_TOLERANCE * high:
+            return SinkGradient(name, high, of_weight)
+    return None
+
+
+def _fit_one_sink(
+    rows: RowFunctions,
+    name: str,
+    softmax: Softmax,
+    gradient: Gradient,
+    masks: Container[str],
+    seed: int,
+    draw: _Draw,
+    of_weight: bool,
+) -> float | None:
+    """The factor for one draw; 0 for what is rounding alone."""
+    drop, source = softmax.drop, gradient.source
+    drawn = draw_near(rows, softmax, masks, seed, draw)
+    drawn = rows.replace_drawn(drawn, source, drawn[source.name] * draw.gradient)
+    full = softmax.list_full(drawn)
+    p, total = softmax.evaluate_both(drawn[rows.product.name], drawn)
+    dp = np.broadcast_to(drawn[source.name], p.shape)
+    if drop and drop.source.name in rows.reads[gradient.name]:
+        dp = dp * drop.read(drawn)
+    own = softmax.sink.read(drawn) if softmax.sink and not of_weight else 0.0
+    wanted = (-np.exp(own - total) * (p * dp).sum(1, keepdims=True))[full]
+    given = np.broadcast_to(rows.evaluate(name, drawn), (ROWS, 1))[full]
+    if not np.all(np.isfinite(given)):
+        return None
+    if np.max(abs(given)) <= TOLERANCE * np.max(abs(wanted)):
+        return 0.0
+    factor = float((given * wanted).sum() / (wanted * wanted).sum())
+    agrees = np.max(abs(given - factor * wanted)) <= GRADIENT_TOLERANCE * np.max(abs(given))
+    return factor if agrees else None

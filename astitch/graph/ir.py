@@ -505,7 +505,9 @@ class AttentionAttrs:
     tiles: kernels of our own compute it (tile/attention.py), f32 at this precision: tf32 or tf32x3; "": a library does.
     through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
     cap: scaled scores s are cap * tanh(s / cap); 0: they are s.
-    gain: the last operand says what probabilities are multiplied by, this times a number or condition; 0: by nothing.
+    gain: of `drop`: probabilities are multiplied by this times a number or condition.
+    arrays: what the last operands are, see graph/ops/attention.py.
+    low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
     """
 
     scale: float
@@ -518,6 +520,9 @@ class AttentionAttrs:
     through_masks: bool = False
     cap: float = 0.0
     gain: float = 0.0
+    arrays: tuple[str, ...] = ()
+    low: float = 0.0
+    low_first: bool = False
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

@@ -47,7 +47,7 @@ def render_attention(node: Node, operands: Sequence[ArrayType]) -> tuple[list[No
     if not isinstance(a, AttentionAttrs) or not isinstance(node.type, TupleType):
         raise IllegalProduct(f"{node} is no attention")
     places = list(range(len(operands)))
-    if len(operands) < LEAST_OF_GRADIENT:
+    if node.op == "attention":
         target, orders = FORWARD[len(operands) - 3], [a.q]
         numbers = _forward_numbers(a)
     else:

@@ -7,6 +7,7 @@ the node has them: a kernel reads any order of dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from astitch.errors import IllegalProduct
@@ -19,9 +20,11 @@ from astitch.graph.ir import (
     Order,
     TupleType,
 )
+from astitch.graph.ops.attention import COMPARISONS, split_operands
 from astitch.hlo.mlir_text import TYPED_FFI, quote
 from astitch.tile.attention import (
     AttentionShape,
+    Comparison,
     Layout,
     write_forward,
     write_gradient_of_keys,
@@ -34,9 +37,6 @@ from astitch.tile.triton_ir import write_triton_ir
 TRITON = "__gpu$xla.gpu.triton"
 """The target of the custom calls."""
 
-LEAST_OF_GRADIENT = 6
-"""The operands of the gradient without a bias."""
-
 
 def render_tiled_attention(
     node: Node, operands: Sequence[ArrayType]
@@ -46,13 +46,15 @@ def render_tiled_attention(
     node: attention or attention-gradient, with `tiles`.  operands: the types of its operands.
     Raises IllegalProduct for one of which no tiling is known.
     """
+    if node.op == "attention-gradient":
+        node, operands = _leave_sink_out(node, operands)
     shape = describe_shape(node, operands)
     rates = find_rates(shape)
     if rates is None:
         raise IllegalProduct(f"no tiles are known for {node}")
     assert isinstance(node.type, TupleType)
     results = node.type.elements
-    if len(operands) < LEAST_OF_GRADIENT:
+    if node.op == "attention":
         return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
     of_q, *of_keys = results
     nodes, names = _call(
@@ -62,15 +64,27 @@ def render_tiled_attention(
     return [*nodes, *others], [*names, *more]
 
 
+def _leave_sink_out(node: Node, operands: Sequence[ArrayType]) -> tuple[Node, Sequence[ArrayType]]:
+    """A gradient without its sink, which the statistics have."""
+    a = node.attrs
+    assert isinstance(a, AttentionAttrs)
+    first = len(operands) - len(a.arrays)
+    kept = [p for p in range(len(operands)) if p < first or a.arrays[p - first] != "sink"]
+    attrs = replace(a, arrays=tuple(name for name in a.arrays if name != "sink"))
+    names = tuple(node.operands[p] for p in kept)
+    return replace(node, operands=names, attrs=attrs), [operands[p] for p in kept]
+
+
 def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     """What the kernels are written for."""
     a = node.attrs
     if not isinstance(a, AttentionAttrs):
         raise IllegalProduct(f"{node} is no attention")
-    q, k, v, *rest = operands
-    arrays = rest[len(rest) // 3 * 3 :]  # the gradient has three more
-    bias = arrays[: len(arrays) - (a.gain != 0)]
-    drop = arrays[len(bias) :]
+    (q, k, v, *_), arrays = split_operands(node, operands)
+    layouts = [describe_layout(array, (0, 1, 2, 3)) for array in arrays]
+    named = list(zip(a.arrays, layouts, strict=True))
+    compared = [(name, layout) for name, layout in named if name in COMPARISONS]
+    by_name = dict(named)
     batch, heads, queries, _ = (q.shape[d] for d in a.q)
     _, groups, keys, _ = (k.shape[d] for d in a.k)
     o = list(q.shape)
@@ -88,12 +102,21 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         k=describe_layout(k, a.k),
         v=describe_layout(v, a.v),
         o=describe_layout(ArrayType(q.dtype, tuple(o)), a.q),
-        bias=describe_layout(bias[0], (0, 1, 2, 3)) if bias else None,
+        bias=by_name.get("bias"),
         precision=a.tiles,
         through_masks=a.through_masks,
         cap=a.cap,
-        drop=describe_layout(drop[0], (0, 1, 2, 3)) if drop else None,
+        drop=by_name.get("drop"),
         gain=a.gain,
+        masks=tuple(layout for name, layout in named if name == "mask"),
+        comparisons=tuple(
+            Comparison(name, left, right)
+            for (name, left), (_, right) in zip(compared[::2], compared[1::2], strict=True)
+        ),
+        sink=by_name.get("sink"),
+        empty=by_name.get("empty"),
+        low=a.low,
+        low_first=a.low_first,
     )
 
 

@@ -13,9 +13,8 @@ from astitch.device.schedule import DEFAULT
 from astitch.faults import Fault
 from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph
+from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph, TupleType
 from astitch.graph.storage import storage_name
-from astitch.hlo.attention import LEAST_OF_GRADIENT
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
 from astitch.search.plan import Plan
@@ -183,6 +182,10 @@ def show_faults(faults: Sequence[Fault]) -> list[str]:
     return ["\n".join([*lines, *(f"  {fault}" for fault in faults)])]
 
 
+FORWARD_RESULTS = 2
+"""Of attention; its gradient has three."""
+
+
 def _show_attention(graph: Graph) -> list[str]:
     """The calls of attention, and how each is undone."""
     lines = []
@@ -190,7 +193,7 @@ def _show_attention(graph: Graph) -> list[str]:
         if isinstance(node.attrs, AttentionAttrs):
             who = "our own kernels" if node.attrs.tiles else "cuDNN"
             lines += ["", f"attention: %{node.name}, by {who}"]
-            if len(node.operands) < LEAST_OF_GRADIENT:
+            if isinstance(node.type, TupleType) and len(node.type.elements) == FORWARD_RESULTS:
                 lines += _undo(f"leave-attention %{node.name}", "  ")
     return lines
 

@@ -1,12 +1,13 @@
 """Attention and its gradient as tile programs: three kernels, without atomics.
 
-    forward: q, k, v [, bias] -> o, statistics             a block for each head and tile of queries
+    forward: q, k, v, arrays... -> o, statistics           a block for each head and tile of queries
     gradient_of_keys: ..., statistics, do, delta -> dk, dv  a block for each head of k and tile of keys
     gradient_of_queries: the same -> dq                     a block for each head and tile of queries
 
 Scores live in registers.  The forward pass keeps a running maximum and sum for each row, and rescales what it has
 added up (FlashAttention-2, https://arxiv.org/abs/2307.08691).  The gradient computes the scores again, once for dk and
 dv and once for dq, so that every sum has a fixed order.  delta is the sum of do * o over the features.
+graph/ops/attention.py says what the arrays are.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ LOG2_E = math.log2(math.e)
 
 LEAST_EXTENT = 16
 """The least extent of a factor of a product."""
-
-LEAST_BIAS = -1e38
-"""The least number that is added to a score, but for minus infinity: times log2(e) it is finite."""
 
 LOWEST = -(2.0**100)
 """What a score is that a condition leaves out.  A row of such scores alone has equal probabilities."""
@@ -44,13 +42,25 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """A score is kept where left compares so with right.  direction: EQ, NE, LT, LE, GT or GE.
+
+    left: the same for all keys.
+    """
+
+    direction: str
+    left: Layout
+    right: Layout
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """One attention.  heads: of q.  groups: heads of k and v.
 
-    causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias: of the scores, by
-    batch, head, position of q, position of k; conditions name the scores that are kept.  precision: of the products of
-    f32: tf32, tf32x3 or ieee.  through_masks, cap, gain: see
-    AttentionAttrs.  drop: what probabilities are multiplied by, as the bias lies.
+    causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
+    drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
+    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first: see
+    AttentionAttrs.
     """
 
     batch: int
@@ -71,6 +81,12 @@ class AttentionShape:
     cap: float = 0.0
     drop: Layout | None = None
     gain: float = 0.0
+    masks: tuple[Layout, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    sink: Layout | None = None
+    empty: Layout | None = None
+    low: float = 0.0
+    low_first: bool = False
 
     @property
     def shared(self) -> int:
@@ -78,19 +94,36 @@ class AttentionShape:
         return self.heads // self.groups
 
     @property
+    def of_scores(self) -> tuple[Layout, ...]:
+        """The arrays of which a tile of scores has one, in the order in which kernels have them as parameters."""
+        compared = [side for c in self.comparisons for side in (c.left, c.right)]
+        given = (self.bias, *self.masks, *compared, self.drop)
+        return tuple(array for array in given if array)
+
+    @property
     def arrays(self) -> tuple[Layout, ...]:
-        """Those that have an element for each score."""
-        return tuple(array for array in (self.bias, self.drop) if array)
+        """All, likewise."""
+        return (*self.of_scores, *(array for array in (self.sink, self.empty) if array))
 
     @property
-    def has_conditions(self) -> bool:
-        """Does the bias name the scores that are kept?"""
-        return self.bias is not None and self.bias.dtype is DType.PRED
+    def has_masks(self) -> bool:
+        """Do arrays say which scores are kept?"""
+        return bool(self.masks or self.comparisons)
 
     @property
-    def has_numbers(self) -> bool:
-        """Is the bias added to the scores?"""
-        return self.bias is not None and self.bias.dtype is not DType.PRED
+    def has_two_statistics(self) -> bool:
+        """Are the largest score of a row and the logarithm of its sum kept apart?"""
+        return self.bias is not None
+
+    @property
+    def has_nan_rows(self) -> bool:
+        """Are probabilities NaN where masks leave a row no score?  Beside a bias they are by themselves."""
+        return self.low == -math.inf and self.has_masks and not (self.bias or self.sink)
+
+    @property
+    def has_empty_rows(self) -> bool:
+        """May masks and a band together leave a row no score, whose probabilities are then those of all keys?"""
+        return self.has_masks and self.causal and not (self.bias or self.sink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +146,32 @@ def count_tiles(extent: int, tile: int) -> int:
 
 
 def write_forward(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """q, k, v [, bias] -> (o, statistics)."""
+    """q, k, v, arrays... -> (o, statistics)."""
     return _Kernel(shape, tiling).forward()
 
 
 def write_gradient_of_keys(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """q, k, v, statistics, do, delta [, bias] -> (dk, dv)."""
+    """q, k, v, statistics, do, delta, arrays... -> (dk, dv)."""
     return _Kernel(shape, tiling).gradient_of_keys()
 
 
 def write_gradient_of_queries(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """q, k, v, statistics, do, delta [, bias] -> dq."""
+    """q, k, v, statistics, do, delta, arrays... -> dq."""
     return _Kernel(shape, tiling).gradient_of_queries()
 
 
 _Q, _K, _V, _STATISTICS, _DO, _DELTA = range(6)
 _FORWARD, _GRADIENT = 3, 6
-"""The numbers of the parameters, and how many there are before a bias and what probabilities are multiplied by."""
+"""The numbers of the parameters, and how many there are before the arrays of scores."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What arrays say of a tile of scores: what is added, which are kept, what probabilities are multiplied by."""
+
+    bias: Tile | None = None
+    kept: Tile | None = None
+    drop: Tile | None = None
 
 
 class _Kernel:
@@ -137,7 +179,9 @@ class _Kernel:
         self.shape, self.tiling = shape, tiling
         self.b = Builder()
         self.width, self.value_width = (pad_extent(x.features) for x in (shape.q, shape.v))
-        self.rows = Parameter(DType.F32, shape.batch * shape.heads * shape.queries)
+        self.row_count = shape.batch * shape.heads * shape.queries
+        self.first_array = _FORWARD
+        self.held: dict[int, Tile] = {}  # what is loaded in front of the loop, by its parameter
 
     def forward(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
@@ -147,39 +191,49 @@ class _Kernel:
         rows = first + b.range(t.queries)
         q = self._load(_Q, s.q, batch, head, rows, s.queries)
         lower, upper = self._keys_seen(first)
+        self._hold(batch, head, rows, None)
 
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
             k = self._load(_K, s.k, batch, group, columns, s.keys)
-            bias, drop = self._load_arrays(_FORWARD, batch, head, rows, columns)
-            scores = self._score(self._multiply(q, b.transpose(k)), bias)[0]
+            seen = self._look(batch, head, rows, columns)
+            scores = self._score(self._multiply(q, b.transpose(k)), seen)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
             base = new
-            if s.window or s.has_numbers:  # a tile may have no score of a row
+            if s.window or s.bias:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
-            p, shrink = b.exp2(scores - base.column()), b.exp2(most - base)
+            p, shrink = self._raise(scores - base.column()), self._raise(most - base)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
-            o = self._multiply(self._drop(p, drop), v, o * shrink.column())
+            o = self._multiply(self._drop(p, seen.drop), v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 
-        start = (
-            b.full((t.queries,), -math.inf),
-            b.full((t.queries,), 0.0),
-            b.full((t.queries, self.value_width), 0.0),
-        )
+        start = (*self._sink(batch, head, rows), b.full((t.queries, self.value_width), 0.0))
         most, total, o = b.loop(lower, upper, t.keys, start, turn)
+        o = o / total.column()
+        empty = most <= LOWEST / 2 if s.has_masks and not s.bias else None
+        if s.has_nan_rows and empty is not None:
+            total = b.select(empty, math.nan, total)
+            o = b.select(empty.column(), math.nan, o)
+        elif s.has_empty_rows and empty is not None:
+            o = b.select(empty.column(), self._average(batch, head, rows, empty), o)
         reads = _FORWARD + len(s.arrays)
-        self._store(reads, s.o, batch, head, rows, s.queries, o / total.column())
-        statistics = (most + b.log2(total)) * (1 / LOG2_E)
-        if s.has_conditions:
-            statistics = b.select(most <= LOWEST / 2, -math.inf, statistics)
+        self._store(reads, s.o, batch, head, rows, s.queries, o)
+        statistics = [most, b.log2(total)]
+        if not s.has_two_statistics:
+            statistics = [(statistics[0] + statistics[1]) * (1 / LOG2_E)]
+            if empty is not None and not s.has_nan_rows:
+                statistics[0] = b.select(empty, -math.inf, statistics[0])
         inside = self._inside(rows, s.queries, t.queries)
-        b.store(reads + 1, self._row_places(batch, head, rows), statistics, inside)
-        return self._finish("forward", reads, (s.q, s.k, s.v), (s.o,), (self.rows,))
+        for number, statistic in enumerate(statistics):
+            places = self._row_places(batch, head, rows)
+            places = places + number * self.row_count if number else places
+            b.store(reads + 1, places, statistic, inside)
+        return self._finish("forward", reads, (s.q, s.k, s.v), (s.o,), self._statistics())
 
     def gradient_of_queries(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
+        self.first_array = _GRADIENT
         batch, head, block = self._locate(s.heads, count_tiles(s.queries, t.queries), s.causal)
         group = head / s.shared
         first = block * t.queries
@@ -188,16 +242,18 @@ class _Kernel:
         do = self._load(_DO, s.o, batch, head, rows, s.queries)
         statistics, delta = self._load_rows(batch, head, rows)
         lower, upper = self._keys_seen(first)
+        self._hold(batch, head, rows, None)
 
         def turn(at: Tile, dq: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
             k = self._load(_K, s.k, batch, group, columns, s.keys)
             v = self._load(_V, s.v, batch, group, columns, s.keys)
-            bias, drop = self._load_arrays(_GRADIENT, batch, head, rows, columns)
+            seen = self._look(batch, head, rows, columns)
             places = rows.column(), columns.row()
-            p, bent = self._probabilities(q, k, bias, statistics.column(), *places)
-            ds = p * (self._drop(self._multiply(do, b.transpose(v)), drop) - delta.column())
-            return (self._multiply(self._stop(ds, bias, bent), k, dq),)
+            of_rows = [x.column() for x in statistics]
+            p, bent = self._probabilities(q, k, seen, of_rows, *places)
+            ds = p * (self._drop(self._multiply(do, b.transpose(v)), seen.drop) - delta.column())
+            return (self._multiply(self._stop(ds, seen, bent, *places), k, dq),)
 
         start = b.full((t.queries, self.width), 0.0)
         (dq,) = b.loop(lower, upper, t.keys, (start,), turn)
@@ -208,26 +264,34 @@ class _Kernel:
     def gradient_of_keys(self) -> TileProgram:
         """Scores are transposed: keys by queries.  The heads that share keys are added up in their order."""
         b, s, t = self.b, self.shape, self.tiling
+        self.first_array = _GRADIENT
         batch, group, block = self._locate(s.groups, count_tiles(s.keys, t.keys), False)
         first = block * t.keys
         columns = first + b.range(t.keys)
         k = self._load(_K, s.k, batch, group, columns, s.keys)
         v = self._load(_V, s.v, batch, group, columns, s.keys)
         lower, upper = self._queries_seeing(first)
+        if s.empty:  # rows without a score see all keys
+            offset = batch * s.empty.strides[0] + group * s.empty.strides[1]
+            some = b.load(_GRADIENT + len(s.arrays) - 1, DType.PRED, offset)
+            lower = b.select(some, b.scalar(0), lower)
+            upper = b.select(some, b.scalar(s.queries), upper)
+        self._hold(batch, group if s.shared == 1 else None, None, columns)
 
         def add(at: Tile, head: Tile, dk: Tile, dv: Tile) -> Sequence[Tile]:
             rows = at + b.range(t.queries)
             q = self._load(_Q, s.q, batch, head, rows, s.queries)
             do = self._load(_DO, s.o, batch, head, rows, s.queries)
             statistics, delta = self._load_rows(batch, head, rows)
-            bias, drop = self._load_arrays(_GRADIENT, batch, head, rows, columns, turned=True)
+            seen = self._look(batch, head, rows, columns, turned=True)
             places = rows.row(), columns.column()
-            p, bent = self._probabilities(k, q, bias, statistics.row(), *places)
+            of_rows = [x.row() for x in statistics]
+            p, bent = self._probabilities(k, q, seen, of_rows, *places)
             if s.queries % t.queries:  # rows behind the last have no statistics
                 p = b.select(rows.row() < s.queries, p, 0.0)
-            dv = self._multiply(self._drop(p, drop), do, dv)
-            ds = p * (self._drop(self._multiply(v, b.transpose(do)), drop) - delta.row())
-            return self._multiply(self._stop(ds, bias, bent), q, dk), dv
+            dv = self._multiply(self._drop(p, seen.drop), do, dv)
+            ds = p * (self._drop(self._multiply(v, b.transpose(do)), seen.drop) - delta.row())
+            return self._multiply(self._stop(ds, seen, bent, *places), q, dk), dv
 
         start = (b.full((t.keys, self.width), 0.0), b.full((t.keys, self.value_width), 0.0))
         if s.shared == 1:
@@ -245,6 +309,23 @@ class _Kernel:
         self._store(reads, s.k, batch, group, columns, s.keys, dk * s.scale)
         self._store(reads + 1, s.v, batch, group, columns, s.keys, dv)
         return self._finish("gradient_of_keys", reads, (s.q, s.k, s.v), (s.k, s.v))
+
+    def _average(self, batch: Tile, head: Tile, rows: Tile, empty: Tile) -> Tile:
+        """What rows of equal probabilities give; nothing is read where no row is empty."""
+        b, s, t = self.b, self.shape, self.tiling
+        some = b.reduce("maximum", b.select(empty, b.full((), 1.0), 0.0), 0)
+        upper = b.select(some <= 0.5, b.scalar(0), b.scalar(s.keys))
+
+        def turn(at: Tile, o: Tile) -> Sequence[Tile]:
+            columns = at + b.range(t.keys)
+            v = self._load(_V, s.v, batch, head / s.shared, columns, s.keys)
+            drop = self._look(batch, head, rows, columns).drop
+            p = self._drop(b.full((t.queries, t.keys), 1.0), drop)
+            return (self._multiply(p, v, o),)
+
+        start = b.full((t.queries, self.value_width), 0.0)
+        (o,) = b.loop(b.scalar(0), upper, t.keys, (start,), turn)
+        return o * (1 / s.keys)
 
     def _locate(self, heads: int, tiles: int, last_first: bool) -> tuple[Tile, Tile, Tile]:
         """(batch, head, tile) of this block.  last_first: the last tiles have the most work."""
@@ -275,25 +356,50 @@ class _Kernel:
             upper = b.minimum(first + (t.keys + s.window - 1), upper)
         return lower, upper
 
-    def _score(self, products: Tile, bias: Tile | None) -> tuple[Tile, Tile | None]:
-        """(scores times log2(e), tanh of the capped ones) of products of queries and keys."""
+    def _sink(self, batch: Tile, head: Tile, rows: Tile) -> tuple[Tile, Tile]:
+        """(the largest score of each row, the sum of exponentials beside it), before any key is seen."""
         b, s = self.b, self.shape
+        if s.sink is None:
+            return b.full(rows.shape, -math.inf), b.full(rows.shape, 0.0)
+        of_batch, of_head, of_row, _ = s.sink.strides
+        offsets = batch * of_batch + head * of_head
+        offsets = offsets + rows * of_row if of_row else b.broadcast(offsets, rows.shape)
+        inside = self._inside(rows, s.queries, rows.shape[0]) if of_row else None
+        parameter = self.first_array + len(s.of_scores)
+        sink = b.convert(b.load(parameter, s.sink.dtype, offsets, inside), DType.F32)
+        return (sink if s.bias else sink * LOG2_E), b.full(rows.shape, 1.0)
+
+    def _raise(self, x: Tile) -> Tile:
+        """The exponential of a difference of scores."""
+        return self.b.exp2(x * LOG2_E if self.shape.bias else x)
+
+    def _score(self, products: Tile, seen: _Seen) -> tuple[Tile, Tile | None]:
+        """(scores, tanh of the capped ones) of products of queries and keys.
+
+        Scores are times log2(e), but for those beside a bias: as the formula adds it, so that of a row that it leaves
+        out as a whole all scores are the same.
+        """
+        b, s = self.b, self.shape
+        unit = 1.0 if s.bias else LOG2_E
         bent = b.tanh(products * (s.scale / s.cap)) if s.cap else None
-        scores = products * (s.scale * LOG2_E) if bent is None else bent * (s.cap * LOG2_E)
-        if bias is not None and s.has_conditions:
-            scores = b.select(bias, scores, LOWEST)
-        elif bias is not None:
-            wide = b.convert(bias, DType.F32)
-            low = b.select(wide.same(-math.inf), wide, LEAST_BIAS)
-            scores = scores + b.select(wide <= LEAST_BIAS, low, wide) * LOG2_E
-        return scores, bent
+        scores = products * (s.scale * unit) if bent is None else bent * (s.cap * unit)
+        if seen.bias is None:
+            return self._keep(seen, scores, LOWEST), bent
+        if s.low_first:
+            scores = self._keep(seen, scores, s.low)
+        scores = scores + b.convert(seen.bias, DType.F32)
+        return (scores if s.low_first else self._keep(seen, scores, s.low)), bent
+
+    def _keep(self, seen: _Seen, x: Tile, number: Tile | float) -> Tile:
+        """x where masks keep a score, elsewhere a number."""
+        return x if seen.kept is None else self.b.select(seen.kept, x, number)
 
     def _probabilities(
         self,
         left: Tile,
         right: Tile,
-        bias: Tile | None,
-        statistics: Tile,
+        seen: _Seen,
+        statistics: Sequence[Tile],
         rows: Tile,
         columns: Tile,
     ) -> tuple[Tile, Tile | None]:
@@ -301,21 +407,42 @@ class _Kernel:
 
         statistics, rows, columns: as the scores have them.
         """
-        b = self.b
-        scores, bent = self._score(self._multiply(left, b.transpose(right)), bias)
-        p = b.exp2(scores - statistics)
-        if bias is not None and self.shape.has_conditions:
-            of_empty = b.select(statistics.same(-math.inf), b.full((), 1 / self.shape.keys), 0.0)
-            p = b.select(bias, p, of_empty)
-        return self._leave_out(p, rows, columns, 0.0), bent
+        b, s = self.b, self.shape
+        scores, bent = self._score(self._multiply(left, b.transpose(right)), seen)
+        if s.bias:
+            most, total = statistics
+            below = scores - most
+            # Not above the largest score, whatever the order of sums has made of the last bit; NaN stays.
+            below = b.select(below >= 0.0, 0.0, below)
+            return self._leave_out(b.exp2(below * LOG2_E - total), rows, columns, 0.0), bent
+        p = b.exp2(scores - statistics[0])
+        if not s.has_masks:
+            return self._leave_out(p, rows, columns, 0.0), bent
+        of_empty = self._of_empty(statistics[0])
+        if not s.empty:
+            return self._leave_out(self._keep(seen, p, of_empty), rows, columns, 0.0), bent
+        p = self._leave_out(self._keep(seen, p, 0.0), rows, columns, 0.0) + of_empty
+        if s.keys % self.tiling.keys:
+            p = b.select(columns < s.keys, p, 0.0)
+        return p, bent
 
-    def _stop(self, ds: Tile, bias: Tile | None, bent: Tile | None) -> Tile:
-        """The gradient of scores through their cap, and without that of scores that a condition leaves out."""
+    def _of_empty(self, statistics: Tile) -> Tile:
+        """The probabilities of rows of which masks keep no score; 0 in others."""
+        if self.shape.has_nan_rows:
+            return statistics * 0.0
+        return self.b.select(statistics.same(-math.inf), self.b.full((), 1 / self.shape.keys), 0.0)
+
+    def _stop(self, ds: Tile, seen: _Seen, bent: Tile | None, rows: Tile, columns: Tile) -> Tile:
+        """The gradient of scores through their cap, and without that of scores that masks leave out."""
+        s = self.shape
         if bent is not None:
             ds = ds - ds * bent * bent
-        if bias is None or not self.shape.has_conditions or self.shape.through_masks:
+        if not s.has_masks or s.through_masks:
             return ds
-        return self.b.select(bias, ds, 0.0)
+        ds = self._keep(seen, ds, 0.0)
+        # Beside NaN not even a probability of 0 leaves out what is behind the last key.
+        has_nan = s.low == -math.inf
+        return self._leave_out(ds, rows, columns, 0.0) if s.empty or has_nan else ds
 
     def _drop(self, x: Tile, drop: Tile | None) -> Tile:
         """Probabilities, or their gradient, multiplied as dropout does."""
@@ -326,29 +453,43 @@ class _Kernel:
             return b.select(drop, x * gain, 0.0)
         return x * (b.convert(drop, DType.F32) * gain)
 
-    def _load_arrays(
-        self,
-        first: int,
-        batch: Tile,
-        head: Tile,
-        rows: Tile,
-        columns: Tile,
-        *,
-        turned: bool = False,
-    ) -> tuple[Tile | None, Tile | None]:
-        """(bias, what probabilities are multiplied by) of a tile of scores.
+    def _hold(
+        self, batch: Tile, head: Tile | None, rows: Tile | None, columns: Tile | None
+    ) -> None:
+        """Loads what is the same in all turns of the loop.  None: it is not known in front of it."""
+        s = self.shape
+        for number, layout in enumerate(s.of_scores):
+            known = (True, head is not None, rows is not None, columns is not None)
+            if all(k or not stride for k, stride in zip(known, layout.strides, strict=True)):
+                anywhere = rows or columns or batch  # where there is no step it does not matter
+                place = (batch, head or batch, rows or anywhere, columns or anywhere)
+                self.held[number] = self._load_array(number, layout, *place, turned=rows is None)
 
-        first: the number of the first such parameter.  turned: keys by queries.
-        """
-        s, place = self.shape, (batch, head, rows, columns)
-        bias = self._load_array(first, s.bias, *place, turned=turned) if s.bias else None
-        number = first + len(s.arrays) - 1
-        drop = self._load_array(number, s.drop, *place, turned=turned) if s.drop else None
-        return bias, drop
+    def _look(
+        self, batch: Tile, head: Tile, rows: Tile, columns: Tile, *, turned: bool = False
+    ) -> _Seen:
+        """What the arrays say of a tile of scores.  turned: keys by queries."""
+        b, s, place = self.b, self.shape, (batch, head, rows, columns)
+
+        def load(layout: Layout) -> Tile:
+            number = next(numbers)
+            held = self.held.get(number)
+            return held or self._load_array(number, layout, *place, turned=turned)
+
+        numbers = iter(range(len(s.of_scores)))
+        bias = load(s.bias) if s.bias else None
+        kept = [load(mask) for mask in s.masks]
+        for comparison in s.comparisons:
+            left, right = load(comparison.left), load(comparison.right)
+            kept.append(_compare(b, comparison.direction, left, right))
+        together = kept[0] if kept else None
+        for one in kept[1:]:
+            together = one if together is None else together & one
+        return _Seen(bias, together, load(s.drop) if s.drop else None)
 
     def _load_array(
         self,
-        parameter: int,
+        number: int,
         layout: Layout,
         batch: Tile,
         head: Tile,
@@ -373,20 +514,18 @@ class _Kernel:
                     mask = turn(inside) if mask is None else mask & turn(inside)
         if not offsets.shape:
             offsets = b.broadcast(offsets, (1, 1))
-        return b.load(parameter, layout.dtype, offsets, mask)
+        return b.load(self.first_array + number, layout.dtype, offsets, mask)
 
     def _leave_out(self, x: Tile, rows: Tile, columns: Tile, number: float) -> Tile:
         """x where a row sees a column, elsewhere a number.  rows, columns: as x has them."""
-        b, s = self.b, self.shape
-        conditions = []
-        if s.keys % self.tiling.keys:
-            conditions.append(columns < s.keys)
+        s = self.shape
+        conditions = [columns < s.keys] if s.keys % self.tiling.keys else []
         if s.causal:
             conditions.append(rows >= columns)
         if s.window:
             conditions.append(rows < columns + s.window)
         for condition in conditions:
-            x = b.select(condition, x, number)
+            x = self.b.select(condition, x, number)
         return x
 
     def _multiply(self, x: Tile, y: Tile, z: Tile | None = None) -> Tile:
@@ -437,14 +576,20 @@ class _Kernel:
     def _row_places(self, batch: Tile, head: Tile, rows: Tile) -> Tile:
         return (batch * self.shape.heads + head) * self.shape.queries + rows
 
-    def _load_rows(self, batch: Tile, head: Tile, rows: Tile) -> tuple[Tile, Tile]:
-        """(statistics as powers of two, delta) of these rows."""
+    def _statistics(self) -> tuple[Parameter, ...]:
+        count = 2 if self.shape.has_two_statistics else 1
+        return (Parameter(DType.F32, count * self.row_count),)
+
+    def _load_rows(self, batch: Tile, head: Tile, rows: Tile) -> tuple[list[Tile], Tile]:
+        """(statistics, delta) of these rows; one statistic alone is a power of two."""
+        b = self.b
         places = self._row_places(batch, head, rows)
         inside = self._inside(rows, self.shape.queries, rows.shape[0])
-        statistics, delta = (
-            self.b.load(parameter, DType.F32, places, inside) for parameter in (_STATISTICS, _DELTA)
-        )
-        return statistics * LOG2_E, delta
+        statistics = b.load(_STATISTICS, DType.F32, places, inside)
+        delta = b.load(_DELTA, DType.F32, places, inside)
+        if not self.shape.has_two_statistics:
+            return [statistics * LOG2_E], delta
+        return [statistics, b.load(_STATISTICS, DType.F32, places + self.row_count, inside)], delta
 
     def _finish(
         self,
@@ -456,8 +601,9 @@ class _Kernel:
     ) -> TileProgram:
         s = self.shape
         parameters = [_parameter(layout) for layout in operands]
-        if reads > _DELTA:
-            parameters += [self.rows, _parameter(s.o), self.rows]
+        if self.first_array == _GRADIENT:
+            rows_of_o = Parameter(DType.F32, self.row_count)
+            parameters += [*self._statistics(), _parameter(s.o), rows_of_o]
         parameters += [*map(_parameter, s.arrays)]
         parameters += [*map(_parameter, results), *rows]
         return TileProgram(
@@ -469,6 +615,21 @@ class _Kernel:
             self.tiling.warps,
             self.tiling.stages,
         )
+
+
+_COMPARISONS = {
+    "EQ": "equal",
+    "NE": "not-equal",
+    "LT": "less",
+    "LE": "less-equal",
+    "GE": "greater-equal",
+}
+
+
+def _compare(b: Builder, direction: str, left: Tile, right: Tile) -> Tile:
+    if direction == "GT":
+        return b.elementwise("less", right, left)
+    return b.elementwise(_COMPARISONS[direction], left, right)
 
 
 def _parameter(layout: Layout) -> Parameter:

@@ -133,9 +133,8 @@ class _Writer:
         dtype, shape = c.result.type.dtype, c.result.type.shape
         kind = _tensor(_in_memory(dtype), shape)
         zero = self._fresh()
-        self._line(
-            f"{zero} = {_constant(_in_memory(dtype), shape, '0' if dtype is DType.PRED else '0.0')}"
-        )
+        number = "0.0" if dtype.is_float else "0"
+        self._line(f"{zero} = {_constant(_in_memory(dtype), shape, number)}")
         if len(c.operands) > 1:
             given += f", {self._name(c.operands[1])}, {zero}"
         if dtype is DType.PRED:

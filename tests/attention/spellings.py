@@ -14,13 +14,13 @@ Function = Callable[..., Any]
 BATCH, QUERIES, HEADS, FEATURES = 2, 24, 4, 16
 
 
-def make_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of a sum of squares in q, k and v."""
+def make_gradient(function: Callable[..., Any], count: int = 3) -> Callable[..., Any]:
+    """The gradient of a sum of squares in q, k and v, or in so many arguments."""
 
     def loss(*arrays: Any) -> Any:
         return jnp.sum(function(*arrays).astype(jnp.float32) ** 2)
 
-    return jax.grad(loss, argnums=(0, 1, 2))
+    return jax.grad(loss, argnums=tuple(range(count)))
 
 
 def causal(scores: Any) -> Any:
@@ -301,6 +301,63 @@ def leaves_out_zeros(scores: Any, given: Any) -> Any:
     return by_hand(jnp.where(jnp.minimum(number, 0 * scores) < -1e6, scores, -1e9))
 
 
+def of_constant_sink(scores: Any) -> Any:
+    """With a score of 0 that no value belongs to."""
+    return jnp.exp(scores) / (1 + jnp.exp(scores).sum(-1, keepdims=True))
+
+
+SINK = np.array([0.5, -1.0, 2.0, 0.0])
+"""A score more for each head, which no value belongs to."""
+
+
+def as_column(sink: Any, scores: Any) -> Any:
+    column = sink.astype(scores.dtype)[None, :, None, None]
+    return jnp.broadcast_to(column, (*scores.shape[:3], 1))
+
+
+def beside_scores(scores: Any, sink: Any) -> Any:
+    """As GPT-OSS has it."""
+    joined = jnp.concatenate([scores, as_column(sink, scores)], -1)
+    return jax.nn.softmax(joined, -1)[..., :-1]
+
+
+def before_scores(scores: Any, sink: Any) -> Any:
+    joined = jnp.concatenate([as_column(sink, scores), scores], -1)
+    return jax.nn.softmax(joined, -1)[..., 1:]
+
+
+def in_the_sum(scores: Any, sink: Any) -> Any:
+    most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    raised = jnp.exp(scores - most)
+    total = raised.sum(-1, keepdims=True) + jnp.exp(sink[None, :, None, None] - most)
+    return raised / total
+
+
+def in_the_maximum(scores: Any, sink: Any) -> Any:
+    sink = sink[None, :, None, None]
+    most = jnp.maximum(scores.max(-1, keepdims=True), sink)
+    raised = jnp.exp(scores - most)
+    return raised / (raised.sum(-1, keepdims=True) + jnp.exp(sink - most))
+
+
+def as_weight(scores: Any, sink: Any) -> Any:
+    raised = jnp.exp(scores)
+    return raised / (raised.sum(-1, keepdims=True) + jnp.exp(sink)[None, :, None, None])
+
+
+SINKS: dict[str, Function] = {
+    "beside_scores": beside_scores,
+    "before_scores": before_scores,
+    "in_the_sum": in_the_sum,
+    "in_the_maximum": in_the_maximum,
+    "as_weight": as_weight,
+    "causal": lambda s, sink: beside_scores(jnp.where(causal(s), s, -1e9), sink),
+    "causal_by_infinity": lambda s, sink: in_the_sum(jnp.where(causal(s), s, -jnp.inf), sink),
+    "capped": lambda s, sink: beside_scores(3 * jnp.tanh(s / 3), sink),
+}
+"""Functions of scores and a sink."""
+
+
 OTHERS: dict[str, Function] = {
     "clipped_far": attend(lambda s: by_hand(jnp.clip(s, -400, 400))),
     "to_eight_bits": attend(to_eight_bits),
@@ -311,7 +368,7 @@ OTHERS: dict[str, Function] = {
     "over_queries": attend(lambda s: jax.nn.softmax(s, -2)),
     "capped": attend(lambda s: jax.nn.softmax(30 * jnp.tanh(s / 30), -1)),
     "squared": attend(lambda s: jax.nn.softmax(s * s, -1)),
-    "with_sink": attend(lambda s: jnp.exp(s) / (1 + jnp.exp(s).sum(-1, keepdims=True))),
+    "with_sink": attend(of_constant_sink),
     "linear": attend(lambda s: s / s.sum(-1, keepdims=True)),
     "rows_without_scores": attend(
         lambda s: jax.nn.softmax(

@@ -35,8 +35,11 @@ from tests.attention.spellings import (
     PLAIN,
     QUERIES,
     SHARED,
+    SINK,
+    SINKS,
     attend,
     by_hand,
+    causal,
     dropped,
     lengths,
     make_gradient,
@@ -48,6 +51,7 @@ F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 GPU = preset("h100")
 ADDED_IN_F32 = {"f32_bias", "one_far_bias"}
 CAPPED = "capped"
+TAKEN = ADDED_IN_F32 | {CAPPED, "with_sink", "rows_without_scores"}
 """Of OTHERS what only the library does not take."""
 
 
@@ -87,24 +91,17 @@ def run_as_xla(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return emulated_xla.run_module(exported.hlo, [given[name] for name in exported.operands])
 
 
-def check_forward(
-    function: Callable[..., Any], arrays: list[np.ndarray], *, tolerance: float = 3e-3
-) -> Graph:
-    """As check_both, but the gradient stays as it is: numbers are added to scores."""
-    graph, fused = fuse(make_gradient(function), arrays)
-    assert str(graph) == str(fused)
-    return check_both(function, arrays, tolerance=tolerance, gradient=False)
-
-
 def check_both(
     function: Callable[..., Any],
     arrays: list[np.ndarray],
     *,
     tolerance: float = 3e-3,
-    gradient: bool = True,
+    arguments: int = 3,
 ) -> Graph:
-    """A function and its gradient have no product left; the ops and their kernels compute the same."""
-    for which, count in ((function, 1), (make_gradient(function), 2))[: 1 + gradient]:
+    """A function and its gradient have no product left; the ops and their kernels compute the same.
+
+    arguments: so many have a gradient."""
+    for which, count in ((function, 1), (make_gradient(function, arguments), 2)):
         graph, fused = fuse(which, arrays)
         assert [a.tiles != "" for a in list_attention(fused)] == [True] * count
         assert not any(node.op == "dot" for node in fused)
@@ -117,6 +114,8 @@ def check_both(
 
 def compare(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     x, y = found.astype(np.float64), expected.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+    x, y = np.nan_to_num(x), np.nan_to_num(y)
     assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
 
 
@@ -146,8 +145,7 @@ def test_heads_share_keys(name: str) -> None:
 def test_masks_and_biases_that_are_given(name: str) -> None:
     function, given = GIVEN[name]
     array = given if given.dtype == np.bool_ else given.astype(F32)
-    check = check_forward if name == "bias" else check_both
-    fused = check(function, [*draw(), array])
+    fused = check_both(function, [*draw(), array])
     (node,) = (node for node in fused if node.op == "attention")
     bias = fused[node.operands[3]]
     # Nothing is repeated.
@@ -175,7 +173,7 @@ def test_a_mask_in_f16() -> None:
 
 @pytest.mark.parametrize("name", sorted(ADDED_IN_F32))
 def test_a_bias_in_f32_beside_16_bits(name: str) -> None:
-    check_forward(OTHERS[name], draw(BF16), tolerance=2e-2)
+    check_both(OTHERS[name], draw(BF16), tolerance=2e-2)
 
 
 LOWEST = [-1e9, float(np.finfo(np.float32).min), -np.inf]
@@ -196,7 +194,64 @@ def test_numbers_that_leave_scores_out(lowest: float, side: str) -> None:
         p = by_hand(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + bias)
         return jnp.einsum("bhqk,bkhd->bqhd", p, v)
 
-    check_forward(biased, [q, k, v, bias])
+    check_both(biased, [q, k, v, bias])
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_sinks(name: str) -> None:
+    fused = check_both(attend(SINKS[name]), [*draw(), SINK.astype(F32)], arguments=4)
+    assert [a.arrays for a in list_attention(fused)] == [("sink",)] * 2
+    check_both(attend(SINKS[name]), [*draw(), SINK.astype(F32)])  # without the sink's gradient
+
+
+def test_sinks_of_other_forms() -> None:
+    """A number of the program; in 16 bits; of one head, beside heads that share keys; with dropout or a bias."""
+    fused = check_both(OTHERS["with_sink"], draw())
+    assert [a.arrays for a in list_attention(fused)] == [("sink",)] * 2
+    sink = SINK.astype(F32)
+    narrow = [*draw(BF16), SINK.astype(BF16)]
+    check_both(attend(SINKS["beside_scores"]), narrow, tolerance=2e-2, arguments=4)
+
+    def shared(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+        return attend(SINKS["causal"])(q, k, v, sink)
+
+    check_both(shared, [*draw_shared(), sink], arguments=4)
+
+    def dropped_out(s: Any, sink: Any, kept: Any) -> Any:
+        return jnp.where(kept, SINKS["in_the_sum"](s, sink) / 0.8, 0)
+
+    check_both(attend(dropped_out), [*draw(), sink, KEPT], arguments=4)
+
+    def biased(s: Any, sink: Any, bias: Any) -> Any:
+        return SINKS["beside_scores"](s + bias, sink)
+
+    check_both(attend(biased), [*draw(), sink, BIAS.astype(F32)], arguments=4)
+
+    def masked(s: Any, sink: Any, mask: Any) -> Any:
+        return SINKS["in_the_maximum"](jnp.where(lengths(s, mask), s, -1e9), sink)
+
+    mask = MASK.copy()
+    mask[1] = False
+    check_both(attend(masked), [*draw(), sink, mask], arguments=4)
+
+
+def test_what_only_looks_like_a_sink_stays() -> None:
+    for function in (
+        lambda s, sink: by_hand(s) * (1 + 0 * sink.sum()) / (1 + jnp.exp(sink)[:, None, None]),
+        lambda s, sink: jnp.exp(s) / (jnp.exp(s).sum(-1, keepdims=True) + (s + sink.sum()) ** 2),
+        lambda s, sink: SINKS["in_the_sum"](s, jnp.square(sink)) * 2 + 0 * s,
+        lambda s, sink: SINKS["in_the_sum"](s, sink) * (sink[:, None, None] < 1),
+    ):
+        graph, fused = fuse(attend(function), [*draw(), SINK.astype(F32)])
+        found = [n for n in fused if n.op == "attention"]
+        assert not any("sink" in n.attrs.arrays and not n.attrs.gain for n in found)
+        for one, other in zip(
+            run_graph(fused, [*draw(), SINK.astype(F32)]),
+            run_graph(graph, [*draw(), SINK.astype(F32)]),
+            strict=True,
+        ):
+            compare(one, other, 3e-3)
 
 
 def by_exponentials(x: Any) -> Any:
@@ -315,12 +370,22 @@ def test_dropout_beside_a_bias_and_in_front_of_the_softmax() -> None:
     def biased(s: Any, bias: Any, kept: Any) -> Any:
         return jnp.where(kept, jax.nn.softmax(s + bias, -1) / 0.8, 0)
 
-    check_forward(attend(biased), [*draw(), BIAS.astype(F32), KEPT])
+    check_both(attend(biased), [*draw(), BIAS.astype(F32), KEPT])
     # Scores that are dropped out before the softmax are no dropout of probabilities.
     graph, fused = fuse(
         attend(lambda s, kept: jax.nn.softmax(jnp.where(kept, s / 0.8, 0), -1)), [*draw(), KEPT]
     )
     assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_caps_beside_dropout(name: str) -> None:
+    function, cap = CAPS[name]
+    fused = check_both(
+        attend(lambda s, kept: jnp.where(kept, function(s) / 0.8, 0)), [*draw(), KEPT]
+    )
+    assert [a.cap for a in list_attention(fused)] == pytest.approx([cap] * 2, rel=1e-4)
+    assert all(a.gain > 0 for a in list_attention(fused))
 
 
 def test_what_only_looks_like_a_cap_stays() -> None:
@@ -340,21 +405,96 @@ def test_a_bias_beside_a_causal_mask() -> None:
         seen = jnp.tril(jnp.ones(s.shape[-2:], bool))
         return by_hand(jnp.where(seen, s + bias, -1e9))
 
-    check_forward(attend(biased), [*draw(), BIAS.astype(F32)])
+    check_both(attend(biased), [*draw(), BIAS.astype(F32)])
 
 
-def test_a_mask_beside_a_bias_stays() -> None:
-    function = attend(lambda s, m: by_hand(jnp.where(lengths(s, m), s + 0.1 * s.shape[-1], -1e9)))
-    check_both(function, [*draw(), MASK])  # a constant is no bias
-
-    def both(s: Any, m: Any) -> Any:
-        return by_hand(jnp.where(lengths(s, m), s + 0.1 * jnp.arange(s.shape[-1]), -1e9))
-
-    graph, fused = fuse(attend(both), [*draw(), MASK])
-    assert str(graph) == str(fused)
+def join_outside(low: float) -> Callable[..., Any]:
+    return lambda s, bias, mask: by_hand(jnp.where(lengths(s, mask), s + bias, low))
 
 
-@pytest.mark.parametrize("name", sorted(set(OTHERS) - ADDED_IN_F32 - {CAPPED}))
+def join_inside(s: Any, bias: Any, mask: Any) -> Any:
+    return by_hand(jnp.where(lengths(s, mask), s, -1e9) + bias)
+
+
+def join_added(s: Any, bias: Any, mask: Any) -> Any:
+    return jax.nn.softmax(s + bias + jnp.where(lengths(s, mask), 0.0, -1e9), -1)
+
+
+def join_both(s: Any, bias: Any, mask: Any) -> Any:
+    """A band too, which is then part of the mask."""
+    return by_hand(jnp.where(causal(s), jnp.where(lengths(s, mask), s + bias, -1e9), -1e9))
+
+
+JOINED: dict[str, Callable[..., Any]] = {
+    "outside": join_outside(-1e9),
+    "the lowest number": join_outside(float(np.finfo(np.float32).min)),
+    "infinity": join_outside(-np.inf),
+    "inside": join_inside,
+    "added": join_added,
+    "with a band": join_both,
+}
+"""Functions of scores, a bias and a mask."""
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_mask_beside_a_bias(name: str) -> None:
+    """Also in rows that one of them leaves out as a whole, or both together."""
+    mask = MASK.copy()
+    bias = BIAS.astype(F32)
+    fused = check_both(attend(JOINED[name]), [*draw(), bias, mask])
+    assert {a.arrays[0] for a in list_attention(fused)} == {"bias"}
+    bias[:, 3], bias[:, 5, :7], bias[:, 6, 7:] = -1e9, -1e9, -1e9
+    check_both(attend(JOINED[name]), [*draw(), bias, mask])
+    mask[0] = False
+    check_both(attend(JOINED[name]), [*draw(), bias, mask])
+
+
+def test_a_mask_beside_a_bias_and_dropout() -> None:
+    """In 16 bits; a bias of one row for all queries; a mask of all scores."""
+
+    def dropped_out(s: Any, bias: Any, mask: Any, kept: Any) -> Any:
+        return of_flax(JOINED["outside"](s, bias, mask), kept)
+
+    check_both(attend(dropped_out), [*draw(), BIAS.astype(F32), MASK, KEPT])
+    check_both(
+        attend(JOINED["outside"]),
+        [*draw(BF16), BIAS[:, :1].astype(BF16), MASK],
+        tolerance=2e-2,
+    )
+
+    def whole(s: Any, bias: Any, mask: Any) -> Any:
+        return by_hand(jnp.where(mask, s + bias, -1e9))
+
+    check_both(attend(whole), [*draw(), BIAS.astype(F32), KEPT[:, :1]])
+
+
+@pytest.mark.parametrize("mask", ["padding", "rows", "all"])
+def test_rows_without_a_score_by_infinity(mask: str) -> None:
+    """They are NaN."""
+    given = KEPT[:, :1].copy()
+    if mask == "rows":
+        given[0, :, 2:4] = False
+    if mask == "all":
+        given[0] = False
+    fused = check_both(attend(lambda s, m: by_hand(jnp.where(m, s, -jnp.inf))), [*draw(), given])
+    assert {a.low for a in list_attention(fused)} == {-np.inf}
+    check_both(OTHERS["rows_without_scores"], draw())
+
+
+def test_a_mask_beside_dropout() -> None:
+    """As BERT is trained, with a row that is left out as a whole."""
+    mask = MASK.copy()
+    for _ in range(2):
+        for low in (-1e9, float(np.finfo(np.float32).min)):
+
+            def masked(s: Any, m: Any, kept: Any, low: float = low) -> Any:
+                return of_flax(jax.nn.softmax(jnp.where(lengths(s, m), s, low), -1), kept)
+
+            check_both(attend(masked), [*draw(), mask, KEPT])
+        mask[1] = False
+
+
+@pytest.mark.parametrize("name", sorted(set(OTHERS) - TAKEN))
 def test_what_is_no_attention_stays(name: str) -> None:
     for function in (OTHERS[name], make_gradient(OTHERS[name])):
         graph, fused = fuse(function, draw())
@@ -391,7 +531,7 @@ def test_any_number_of_features(features: int) -> None:
     [
         ("bias", Projection(70.0, 50.0), "50 us are projected, and 70 us of kernels"),
         ("bias", None, find.NOT_MEASURED),
-        ("mask_of_both", Projection(0.0, 1.0), find.NO_FORM),
+        ("whole", Projection(0.0, 1.0), find.NO_FORM),
     ],
 )
 def test_what_stays_is_named(
@@ -399,11 +539,11 @@ def test_what_stays_is_named(
 ) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: projected)
 
-    def function(s: Any, m: Any) -> Any:
-        bias = 0.1 * jnp.arange(s.shape[-1])
-        return by_hand(s + bias if name == "bias" else jnp.where(lengths(s, m), s + bias, -1e9))
+    def function(s: Any, whole: Any) -> Any:
+        """A bias as large as the scores has no form."""
+        return by_hand(s + (0.1 * jnp.arange(s.shape[-1]) if name == "bias" else whole))
 
-    graph, _ = fuse(attend(function), [*draw(), MASK])
+    graph, _ = fuse(attend(function), [*draw(), KEPT.astype(F32)])
     left: list[str] = []
     assert fuse_attention(graph, GPU, left=left) is graph
     (line,) = left

@@ -89,6 +89,32 @@ def of_equinox(q: Any, k: Any, v: Any) -> Any:
     return jax.vmap(made)(q, k, v)
 
 
+def attend_biased(q: Any, k: Any, v: Any) -> Any:
+    """With numbers that leave out some scores, and all of a row."""
+    random = np.random.default_rng(1).standard_normal((q.shape[2], q.shape[1], k.shape[1]))
+    random[:, 3, 5:] = random[:, 4] = -1e9
+    return attend_with(lambda s: s + jnp.float32(random))(q, k, v)
+
+
+def attend_beside_sink(q: Any, k: Any, v: Any) -> Any:
+    def join(scores: Any) -> Any:
+        sink = jnp.arange(scores.shape[1], dtype=scores.dtype)[None, :, None, None]
+        return jnp.concatenate([scores, jnp.broadcast_to(sink, (*scores.shape[:3], 1))], -1)
+
+    return attend_with(join)(q, k, v)
+
+
+def attend_with(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention whose scores are changed, and of whose probabilities those of keys are read."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        scores = change(jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1]))
+        p = jax.nn.softmax(scores, -1)[..., : k.shape[1]]
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+    return attention
+
+
 def count_calls(module: bytes) -> int:
     return module.count(TRITON.encode())
 
@@ -131,6 +157,8 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], int]] = {
     "equinox": (of_equinox, 3),
     "dropout": (dropped, 3),
     "capped": (OTHERS["capped"], 3),
+    "bias": (attend_biased, 3),
+    "sink": (attend_beside_sink, 3),
 }
 """With the calls of the gradient."""
 

@@ -1,18 +1,31 @@
 """Attention and its gradient, as libraries and our own kernels compute them: the scores are never written to memory.
 
-    attention(q, k, v [, bias]) -> (o, statistics)
-    attention-gradient(q, k, v, statistics, do, o [, bias]) -> (dq, dk, dv)
+    attention(q, k, v, arrays...) -> (o, statistics)
+    attention-gradient(q, k, v, statistics, do, o, arrays...) -> (dq, dk, dv)
 
 q and k have as many features each; v may have others.  k and v may have fewer heads than q: so many heads of q share
-one of theirs.  bias: added to the scaled scores, [batch or 1, heads of q or 1, positions of q, positions of k].
-statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
+one of theirs.  statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
 of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 
-Our own kernels (`tiles`) take more: a bias may have one row for all queries, or one column for all keys, and another
-type than q.  One of conditions names the scores that are kept; a row without any has equal probabilities, and
-statistics of -inf.  Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over
-the features.  With `gain` the last operand is an array like a bias: probabilities are multiplied by it and by the gain,
-as dropout does.
+`arrays` of the attributes says what the last operands are, in the order of this table.  Each is
+[batch or 1, heads of q or 1, positions of q or 1, positions of k or 1].
+
+| array | of | its part |
+|---|---|---|
+| bias | numbers | added to scaled scores |
+| mask | conditions | the scores that are kept; several: those that all of them keep |
+| EQ, NE, LT, LE, GT, GE | numbers, twice | a score is kept where both compare so; the first has one column |
+| drop | conditions or numbers | probabilities are multiplied by it and by the gain, as dropout does |
+| sink | f32, one column | a score more for each row, which no value belongs to |
+| empty | conditions, of a head of k | has one a row without a score? of gradients of a band with masks |
+
+Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
+Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
+
+A row of which masks keep no score has equal probabilities for all keys and statistics of -inf; with a sink it has none.
+Where `low` is -inf and there is no sink it is NaN.  Beside a bias what is left out is a score of `low`, and statistics
+are two of f32, [2, batch, heads of q, positions of q]: the largest score, and the logarithm to base two of the sum of
+exponentials beside it.  One number would lose the second where the first is as low as -1e9.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -20,7 +33,9 @@ as dropout does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +44,8 @@ from astitch.graph.ops.arrays import Array, array_types
 from astitch.graph.ops.hlo_fields import Attributes
 from astitch.graph.ops.row import Kind, Op
 from astitch.graph.ops.rules import arrays_of, attrs_of, require, require_operands
+
+T = TypeVar("T")
 
 
 def _extents(array: ArrayType, order: Order) -> tuple[int, ...]:
@@ -41,34 +58,76 @@ def _with_features(array: ArrayType, order: Order, features: int) -> ArrayType:
     return ArrayType(array.dtype, tuple(shape))
 
 
+COMPARISONS: Mapping[str, np.ufunc] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+
+ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty")
+"""In the order in which operands have them."""
+
+COMPARED = (DType.S32, DType.F32)
+"""The types of numbers that are compared."""
+
+
+def split_operands(node: Node, operands: Sequence[T]) -> tuple[list[T], list[T]]:
+    """(q, k, v and so on, those that `arrays` names)."""
+    count = len(operands) - len(attrs_of(node, AttentionAttrs).arrays)
+    return list(operands[:count]), list(operands[count:])
+
+
+def has_two_statistics(a: AttentionAttrs) -> bool:
+    """Are the largest score of a row and the logarithm of its sum kept apart?"""
+    return bool(a.tiles) and "bias" in a.arrays
+
+
 def _infer_attention(node: Node, operands: Sequence[Type]) -> Type:
-    q, k, v, *bias = arrays_of(operands)
-    return _check(node, q, k, v, bias)
+    given, arrays = split_operands(node, arrays_of(operands))
+    require_operands(len(given) == 3, f"{len(given)} operands beside arrays of scores")
+    q, k, v = given
+    return _check(node, q, k, v, arrays)
 
 
 def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
-    q, k, v, statistics, gradient, o, *bias = arrays_of(operands)
-    expected = _check(node, q, k, v, bias)
-    result, rows = expected.elements
-    require_operands(
-        o == (rows if attrs_of(node, AttentionAttrs).tiles else result) and statistics == rows,
-        f"{o} and {statistics} do not belong to {expected}",
-    )
+    given, arrays = split_operands(node, arrays_of(operands))
+    require_operands(len(given) == 6, f"{len(given)} operands beside arrays of scores")
+    q, k, v, statistics, gradient, o = given
+    result, rows = _check(node, q, k, v, arrays).elements
+    require_operands(statistics == rows, f"{statistics} do not belong to {rows}")
+    if attrs_of(node, AttentionAttrs).tiles:
+        result_or_delta: Type = ArrayType(DType.F32, arrays_of([rows])[0].shape[-3:])
+    else:
+        result_or_delta = result
+    require_operands(o == result_or_delta, f"{o} does not belong to {result}")
     require_operands(gradient == result, f"the gradient of {result} is {gradient}")
     return TupleType((q, k, v))
 
 
 def _check(
-    node: Node, q: ArrayType, k: ArrayType, v: ArrayType, bias: Sequence[ArrayType]
+    node: Node, q: ArrayType, k: ArrayType, v: ArrayType, arrays: Sequence[ArrayType]
 ) -> TupleType:
     """The results of attention to these operands.  Raises BrokenRule where they do not fit together."""
     a = attrs_of(node, AttentionAttrs)
     for array, order in ((q, a.q), (k, a.k), (v, a.v)):
         require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
-    require(a.gain == 0 or (a.gain > 0 and a.tiles != ""), f"a gain of {a.gain}")
+    require((a.gain > 0) == ("drop" in a.arrays), f"a gain of {a.gain} with {a.arrays}")
     require(a.cap == 0 or (a.cap > 0 and a.tiles != ""), f"a cap of {a.cap}")
     require(a.causal or not a.window, f"a window of {a.window} without a causal mask")
+    require(
+        all(name in ARRAYS for name in a.arrays)
+        and list(a.arrays) == sorted(a.arrays, key=ARRAYS.index)
+        and all(a.arrays.count(name) <= 1 for name in ("bias", "drop", "sink", "empty"))
+        and all(a.arrays.count(name) % 2 == 0 for name in COMPARISONS),
+        f"no attention has the arrays {a.arrays}",
+    )
+    masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
+    require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
+    require(not (masked and a.causal and a.through_masks), "gradients through masks with a band")
     batch, heads, positions, features = _extents(q, a.q)
     groups, keys = _extents(k, a.k)[1:3]
     require_operands(
@@ -77,21 +136,33 @@ def _check(
         and heads % groups == 0,
         f"{q}, {k} and {v} are no queries, keys and values",
     )
-    for place, array in enumerate(bias):
-        wanted = (batch, heads, positions, keys)
-        whole = all(n in (1, m) for n, m in zip(array.shape, wanted, strict=False))
-        of_library = array.dtype is q.dtype and array.shape[2:] == wanted[2:]
+    compared = [array for name, array in zip(a.arrays, arrays, strict=True) if name in COMPARISONS]
+    for left, right in zip(compared[::2], compared[1::2], strict=True):
         require_operands(
-            array.rank == 4 and whole and (bool(a.tiles) or of_library),
-            f"{array} is no bias of the scores",
+            left.dtype is right.dtype and left.dtype in COMPARED and left.shape[3] == 1,
+            f"{left} and {right} are not compared",
         )
-        is_bias = place == 0 and len(bias) > (a.gain != 0)
-        conditions = is_bias and array.dtype is DType.PRED
-        require(not (a.causal and conditions), "conditions beside a causal mask")
-    least = int(a.gain != 0)
-    require_operands(least <= len(bias) <= least + 1, f"{len(bias)} biases and multipliers")
+    for name, array in zip(a.arrays, arrays, strict=True):
+        wanted = (batch, heads, positions, keys)
+        if name == "sink":
+            wanted = (batch, heads, positions, 1)
+        if name == "empty":
+            wanted = (batch, groups, 1, 1)
+        whole = all(n in (1, m) for n, m in zip(array.shape, wanted, strict=False))
+        of_library = (
+            a.arrays == ("bias",) and array.dtype is q.dtype and array.shape[2:] == wanted[2:]
+        )
+        conditions = name in ("mask", "empty")
+        require_operands(
+            array.rank == 4
+            and whole
+            and (bool(a.tiles) or of_library)
+            and (name in ("drop", *COMPARISONS) or (array.dtype is DType.PRED) == conditions),
+            f"{array} is no {name} of the scores",
+        )
     o = _with_features(q, a.q, _extents(v, a.v)[3])
-    return TupleType((o, ArrayType(DType.F32, (batch, heads, positions))))
+    twice = (2,) if has_two_statistics(a) else ()
+    return TupleType((o, ArrayType(DType.F32, (*twice, batch, heads, positions))))
 
 
 def _canonical(x: Array, order: Order, heads: int) -> Array:
@@ -107,84 +178,125 @@ def _restore(x: Array, order: Order, heads: int, dtype: np.dtype) -> Array:
     return summed.transpose(np.argsort(order)).astype(dtype)
 
 
-def _scores(q: Array, k: Array, bias: Sequence[Array], a: AttentionAttrs) -> Array:
+@dataclass(frozen=True)
+class _Rows:
+    """What is known of all scores, in f64.
+
+    bias: None without one.  kept: by masks and a band.  empty: rows without a score that have equal probabilities.
+    drop: what probabilities are multiplied by, conditions or numbers.  sink: a score for each row; None without one.
+    """
+
+    gain: float
+    bias: Array | None
+    kept: Array
+    empty: Array
+    drop: Array | None
+    sink: Array | None
+
+    def drop_out(self, x: Array) -> Array:
+        """Probabilities, or their gradient, multiplied as dropout does."""
+        if self.drop is None:
+            return x
+        if self.drop.dtype == np.bool_:
+            return np.where(self.drop, self.gain * x, 0.0)
+        return self.gain * self.drop.astype(np.float64) * x
+
+
+def _read_arrays(a: AttentionAttrs, arrays: Sequence[Array], shape: tuple[int, ...]) -> _Rows:
+    named = list(zip(a.arrays, arrays, strict=True))
+    kept: Array = np.full(shape, True)
+    if a.causal:
+        distance = np.arange(shape[2])[:, None] - np.arange(shape[3])
+        kept &= (distance >= 0) & (distance < (a.window or shape[2] + 1))
+    compared = [(name, array) for name, array in named if name in COMPARISONS]
+    for (name, left), (_, right) in zip(compared[::2], compared[1::2], strict=True):
+        kept = np.logical_and(kept, COMPARISONS[name](left, right))
+    for name, array in named:
+        if name == "mask":
+            kept = np.logical_and(kept, array)
+    by_name = dict(named)
+    empty: Array = ~np.any(kept, axis=-1, keepdims=True)
+    if "bias" in by_name or "sink" in by_name:
+        empty = np.zeros_like(empty)
+    wide = {name: by_name[name].astype(np.float64) for name in ("bias", "sink") if name in by_name}
+    drop = by_name.get("drop")
+    return _Rows(a.gain, wide.get("bias"), kept, empty, drop, wide.get("sink"))
+
+
+def _scores(q: Array, k: Array, a: AttentionAttrs, rows: _Rows) -> Array:
     scores = a.scale * np.einsum("bntf,bnsf->bnts", q, k)
     scores = a.cap * np.tanh(scores / a.cap) if a.cap else scores
-    for array in bias:
-        if array.dtype == np.bool_:
-            empty = ~np.broadcast_to(array, scores.shape).any(-1, keepdims=True)
-            scores = np.where(empty, 0.0, np.where(array, scores, -np.inf))
-            continue
-        # In f32, as the library adds it: of a row that is left out as a whole all scores are the same.
-        scores = (scores + array.astype(np.float64)).astype(np.float32).astype(np.float64)
-    if a.causal:
-        distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])
-        seen = (distance >= 0) & (distance < (a.window or q.shape[2] + 1))
-        scores = np.where(seen, scores, -np.inf)
-    return scores
+    if rows.bias is None:
+        of_empty = np.nan if a.low == -np.inf else 0.0
+        return np.where(rows.empty, of_empty, np.where(rows.kept, scores, -np.inf))
+    if a.causal:  # there are no masks beside a band and a bias
+        return np.where(rows.kept, _to_f32(scores + rows.bias), -np.inf)
+    if a.low_first:
+        return _to_f32(np.where(rows.kept, scores, a.low) + rows.bias)
+    return np.where(rows.kept, _to_f32(scores + rows.bias), a.low)
 
 
-def _split_off_drop(
-    rest: Sequence[Array], a: AttentionAttrs
-) -> tuple[Sequence[Array], Array | float]:
-    """(the bias if there is one, what probabilities are multiplied by) of the last operands."""
-    if not a.gain:
-        return rest, 1.0
-    return rest[:-1], a.gain * rest[-1].astype(np.float64)
+def _to_f32(x: Array) -> Array:
+    """As kernels add numbers: of a row that is left out as a whole all scores are the same."""
+    return x.astype(np.float32).astype(np.float64)
 
 
-def _softmax(scores: Array) -> tuple[Array, Array]:
-    """(probabilities, logarithm of each row's sum).  The maximum may be so large that it absorbs the logarithm."""
+def _softmax(scores: Array, sink: Array | None) -> tuple[Array, Array, Array]:
+    """(probabilities, the largest score of each row, the sum of exponentials beside it)."""
     most = scores.max(-1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # a row of minus infinities has no probabilities
-        p = np.exp(scores - most)
+    if sink is not None:
+        most = np.maximum(most, sink)
+    base = np.where(np.isneginf(most), 0.0, most)
+    p = np.exp(scores - base)
     total = p.sum(-1, keepdims=True)
-    return p / total, (most + np.log(total))[..., 0]
+    if sink is not None:
+        total = total + np.exp(sink - base)
+    with np.errstate(invalid="ignore"):  # a row of minus infinities has no probabilities
+        return p / total, most[..., 0], total[..., 0]
+
+
+def _read_operands(a: AttentionAttrs, operands: Sequence[Array]) -> list[Array]:
+    heads = operands[0].shape[a.q[1]]
+    orders = (a.q, a.k, a.v, a.q)
+    return [_canonical(x, order, heads) for x, order in zip(operands, orders, strict=False)]
 
 
 def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
-    types = array_types(node)
-    heads = operands[0].shape[a.q[1]]
-    q, k, v = (
-        _canonical(x, order, heads) for x, order in zip(operands[:3], (a.q, a.k, a.v), strict=True)
-    )
-    bias, drop = _split_off_drop(operands[3:], a)
-    scores = _scores(q, k, bias, a)
-    p, statistics = _softmax(scores)
-    o = np.einsum("bnts,bnsf->bntf", drop * p, v)
-    for array in bias:
-        if array.dtype == np.bool_:
-            kept = np.broadcast_to(array, scores.shape).any(-1)
-            statistics = np.where(kept, statistics, -np.inf)
-    return (_restore(o, a.q, heads, types[0].dtype.numpy), statistics.astype(np.float32))
+    given, arrays = split_operands(node, operands)
+    q, k, v = _read_operands(a, given)
+    rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
+    p, most, total = _softmax(_scores(q, k, a, rows), rows.sink)
+    o = np.einsum("bnts,bnsf->bntf", rows.drop_out(p), v)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if has_two_statistics(a):
+            statistics = np.stack([most, np.log2(total)])
+        else:
+            of_empty = np.nan if a.low == -np.inf else -np.inf
+            statistics = np.where(rows.empty[..., 0], of_empty, most + np.log(total))
+    dtype = array_types(node)[0].dtype.numpy
+    return _restore(o, a.q, q.shape[1], dtype), statistics.astype(np.float32)
 
 
 def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once; what attention gave is computed again."""
     a = attrs_of(node, AttentionAttrs)
-    dtype = operands[0].dtype
-    heads, groups = operands[0].shape[a.q[1]], operands[1].shape[a.k[1]]
-    orders = (a.q, a.k, a.v, a.q)
-    q, k, v, do = (
-        _canonical(x, order, heads)
-        for x, order in zip((*operands[:3], operands[4]), orders, strict=True)
-    )
-    bias, drop = _split_off_drop(operands[6:], a)
-    scores = _scores(q, k, bias, a)
-    p, _ = _softmax(scores)
-    dp = drop * np.einsum("bntf,bnsf->bnts", do, v)
+    given, arrays = split_operands(node, operands)
+    dtype, groups = given[0].dtype, given[1].shape[a.k[1]]
+    q, k, v, do = _read_operands(a, (*given[:3], given[4]))
+    rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
+    p, *_ = _softmax(_scores(q, k, a, rows), rows.sink)
+    dp = rows.drop_out(np.einsum("bntf,bnsf->bnts", do, v))
     ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
     if a.cap:
         ds = ds * (1 - np.tanh(a.scale / a.cap * np.einsum("bntf,bnsf->bnts", q, k)) ** 2)
-    for array in bias:
-        if array.dtype == np.bool_ and not a.through_masks:
-            ds = np.where(array, ds, 0.0)
+    if not a.through_masks:
+        ds = np.where(rows.kept, ds, 0.0)
     return (
-        _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, heads, dtype),
+        _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, q.shape[1], dtype),
         _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),
-        _restore(np.einsum("bnts,bntf->bnsf", drop * p, do), a.v, groups, dtype),
+        _restore(np.einsum("bnts,bntf->bnsf", rows.drop_out(p), do), a.v, groups, dtype),
     )
 
 
