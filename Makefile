@@ -9,10 +9,12 @@ BIN := $(VENV)/bin
 SPREAD := -n $(WORKERS) --dist worksteal
 INSTALLED := $(VENV)/.installed
 WITH_TENSORFLOW := $(VENV)/.with-tensorflow
+# The last release of each minor version that the shim is written for.
+TENSORFLOWS := 2.18.1 2.19.1 2.20.0 2.21.0
 # BERT and GPT-2 for tests; tensorflow-text is for one TensorFlow.
 KERAS_HUB := keras-hub 'tensorflow-text>=2.21,<2.22' absl-py regex sentencepiece tokenizers
 
-.PHONY: demo profile test test-tf test-xla test-wheel tf-shim lint format gpu-test clean
+.PHONY: demo profile test test-tf test-xla test-wheel tf-shim tf-shims tf-wheel lint format gpu-test clean
 .PHONY: install install-tf install-xla
 
 demo: $(INSTALLED)
@@ -76,6 +78,21 @@ test-wheel:
 # The shim for the TensorFlow in the environment, into the package, from where a wheel takes it.
 tf-shim: $(WITH_TENSORFLOW)
 	$(BIN)/python -m tf_addon.shim_build
+
+# The shim for each TensorFlow that is supported, each built in an environment of its own; some two minutes each.
+# The wheel with all of them is for one platform: nobody who installs it needs a compiler.
+tf-shims: $(TENSORFLOWS:%=tf_addon/prebuilt/.built-%)
+tf-wheel: tf-shims $(INSTALLED)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . \
+	  -C--build-option=--plat-name=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_platform())")
+
+tf_addon/prebuilt/.built-%: tf_addon/shim/astitch_tf.cc tf_addon/shim_build.py
+	$(PYTHON) -m venv $(VENV)-tf-$*
+	$(VENV)-tf-$*/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==$*
+	$(VENV)-tf-$*/bin/python -m pip install --quiet --disable-pip-version-check ml_dtypes networkx protobuf
+	$(VENV)-tf-$*/bin/python -m tf_addon.shim_build
+	rm -rf $(VENV)-tf-$*
+	touch $@
 
 # On a machine with an NVIDIA GPU whose PYTHON already has CuPy, JAX for CUDA and pytest.
 gpu-test:

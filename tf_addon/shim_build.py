@@ -193,6 +193,9 @@ def main() -> int:
             partial = library.with_suffix(f".{os.getpid()}.tmp")
             partial.write_bytes(build_library(target, library, _say))
             os.replace(partial, library)
+        for other in PREBUILT.glob(f"astitch_tf-{target.version}-*.so"):
+            if other != library:  # of an earlier source
+                other.unlink()
     except (ShimUnavailable, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -120,6 +120,20 @@ def test_one_that_came_with_the_package_comes_first(
     assert is_shim(open_library(lambda _: None))
 
 
+def test_the_package_gets_one_for_each_tensorflow(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was built of an earlier source goes, and what is for another TensorFlow stays."""
+    folder = tmp_path / "prebuilt"
+    monkeypatch.setattr(shim_build, "PREBUILT", folder)
+    folder.mkdir()
+    for name in ("astitch_tf-2.21.0-0123.so", "astitch_tf-2.20.0-4567.so"):
+        (folder / name).touch()
+    assert shim_build.main() == 0
+    found = sorted(path.name for path in folder.iterdir())
+    assert found == ["astitch_tf-2.20.0-4567.so", name_library(target)]
+
+
 def test_without_a_compiler(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
