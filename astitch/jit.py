@@ -11,6 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from astitch import options
@@ -22,6 +23,7 @@ from astitch.api.arguments import (
     find_statics,
     is_traced,
 )
+from astitch.api.background import BACKGROUND, check_tune, tune_beside_calls
 from astitch.api.engines import choose_engine
 from astitch.api.inside_xla import call_directly, find_obstacle, name_of
 from astitch.api.inside_xla import stitch as trace_stitched
@@ -42,7 +44,7 @@ from astitch.api.jax_settings import (
     reuses_keys_checked,
 )
 from astitch.api.settings import OFF, Settings, check_strict, current, mark
-from astitch.api.stages import Compiled, Lowered, LoweredByXla, LoweredForXla
+from astitch.api.stages import Compiled, Lowered, LoweredByXla, LoweredForXla, can_measure
 from astitch.directives import check_option
 from astitch.errors import (
     IllegalProduct,
@@ -70,7 +72,7 @@ def jit(
     backend: str | None = None,
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
-    tune: bool | None = None,
+    tune: bool | str | None = None,
     strict: bool | float = False,
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
@@ -93,7 +95,7 @@ def jit(
     backend: str | None = None,
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
-    tune: bool | None = None,
+    tune: bool | str | None = None,
     strict: bool | float = False,
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
@@ -115,7 +117,7 @@ def jit(
     backend: str | None = None,
     inline: Any = False,
     compiler_options: Mapping[str, Any] | None = None,
-    tune: bool | None = None,
+    tune: bool | str | None = None,
     strict: bool | float = False,
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
@@ -131,7 +133,8 @@ def jit(
     in_shardings, out_shardings, device, backend: with the engine xla as in jax.jit; with the others, and where they
     name several devices, XLA computes the function, with a warning.  compiler_options: for what XLA compiles.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on
-    disk.  Only speed and the order of sums depend on it.
+    disk.  Only speed and the order of sums depend on it.  "background": beside the calls of the engine executor, which
+    take what won from the next call on; with the engine xla as True.
     strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  A number
     is a share: 0.9 raises if less of the projected memory-intensive time runs in stitched kernels.  Inside a JAX
     transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
@@ -176,6 +179,7 @@ def jit(
             f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
         )
     check_strict(strict, "astitch.jit")
+    check_tune(tune, "astitch.jit", background=True)
     return JitFunction(
         fn, jax_options, tune, strict, engine, check_option(stitch, "astitch.jit", deterministic)
     )
@@ -184,13 +188,20 @@ def jit(
 class Signatures:
     """What was compiled for an engine of ours.
 
-    compiled: by what decides it; None: left to XLA.  latest: what decided the latest call, the types of its arrays, and
-    what ran it.
+    compiled: by what decides it; None: left to XLA.  latest: what decided the latest call, the types of its arrays,
+    what ran it, and how often one was exchanged until then.  exchanges: for another that is tuned.
     """
 
     def __init__(self) -> None:
         self.compiled: dict[Hashable, Compiled | None] = {}
-        self.latest: tuple[Hashable, list[Any], Compiled] | None = None
+        self.latest: tuple[Hashable, list[Any], Compiled, int] | None = None
+        self.exchanges = 0
+
+    def exchange(self, key: Hashable, before: Compiled, after: Compiled) -> None:
+        """Has later calls run `after`, unless `before` was forgotten meanwhile."""
+        if self.compiled.get(key) is before:
+            self.compiled[key] = after
+            self.exchanges += 1
 
     def cache_clear(self) -> None:
         """Forgets all of them; jax.clear_caches calls it."""
@@ -209,7 +220,7 @@ class JitFunction:
         self,
         fn: Callable[..., Any],
         jax_options: Mapping[str, Any],
-        tune: bool | None = None,
+        tune: bool | str | None = None,
         strict: bool | float = False,
         engine: str | None = None,
         stitch: str = "",
@@ -222,11 +233,13 @@ class JitFunction:
         for name in ("engine", "_stitched_jit"):
             self.__dict__.pop(name, None)
         self._fn, self._options = fn, jax_options
-        self._tune, self._strict, self._asked = tune, strict, engine
+        self._tune = None if tune is None else bool(tune)
+        self._tunes_beside = tune == BACKGROUND
+        self._strict, self._asked = strict, engine
         self._stitch = stitch
         if not callable(fn):
             jax.jit(fn)  # raises JAX's own words
-        marked = mark(fn, Settings(None, tune, strict, stitch=stitch))
+        marked = mark(fn, Settings(None, self._tune, strict, stitch=stitch))
         # As the user asked for it: what runs whatever is left to XLA.
         self._jax_jit: Any = jax.jit(marked, **jax_options)
         of_arguments = {name: jax_options[name] for name in OF_ARGUMENTS if name in jax_options}
@@ -277,9 +290,14 @@ class JitFunction:
         try:
             avals = [leaf.aval if all_arrays else jax.typeof(leaf) for leaf in leaves]
             decided: Hashable = (tree, static, jax_settings())
-            latest = self._signatures.latest
+            latest, exchanges = self._signatures.latest, self._signatures.exchanges
             key: Hashable = None
-            if latest is not None and latest[0] == decided and are_same(latest[1], avals):
+            if (
+                latest is not None
+                and latest[3] == exchanges
+                and latest[0] == decided
+                and are_same(latest[1], avals)
+            ):
                 compiled: Compiled | None = latest[2]
             else:
                 key = (decided, tuple(avals))
@@ -296,11 +314,11 @@ class JitFunction:
                 return self._jax_jit(*args, **kwargs)
             with self._lock:
                 if key not in self._signatures.compiled:
-                    self._signatures.compiled[key] = self._compile_alone(args, kwargs)
+                    self._signatures.compiled[key] = self._compile_alone(key, args, kwargs)
                 compiled = self._signatures.compiled[key]
             if compiled is None:
                 return self._jax_jit(*args, **kwargs)
-        self._signatures.latest = decided, avals, compiled
+        self._signatures.latest = decided, avals, compiled, exchanges
         try:
             return compiled.run_flat(leaves, find_place(leaves), all_arrays=all_arrays)
         except OtherDevice as error:
@@ -385,7 +403,9 @@ class JitFunction:
         """Why an engine of ours leaves a function to XLA; nothing: the empty string."""
         return find_place_option(self._options) or find_obstacle(traced)
 
-    def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
+    def _compile_alone(
+        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Compiled | None:
         """For an engine of ours; None, with a warning, for what only XLA computes."""
         traced = self._traced_jit.trace(*args, **kwargs)
         if reason := self._find_reason(traced):
@@ -394,13 +414,22 @@ class JitFunction:
         wished = self._options.get("compiler_options", {})
         check_compiler_options(wished)
         lowered = self._lower_traced(traced)
+        beside = self._tunes_beside and can_measure(self.engine)
         try:
-            return lowered.compile_stitched(wished)
+            first = replace(lowered, tune=False) if beside else lowered
+            compiled = first.compile_stitched(wished)
         except Exception as error:
             if self._strict:
                 raise
             leave_whole(name_of(self), lowered.hlo, lowered.gpu.name, error)
             return None
+        if beside:
+            tune_beside_calls(first, wished, lambda tuned: self._take_tuned(key, compiled, tuned))
+        return compiled
+
+    def _take_tuned(self, key: Hashable, before: Compiled, tuned: Compiled) -> None:
+        with self._lock:
+            self._signatures.exchange(key, before, tuned)
 
     def _lower_traced(self, traced: Any, place: Any | None = None) -> Lowered:
         """Lowered for an engine of ours.  place: of an ahead-of-time call's results, see find_place."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from astitch.api.background import check_tune
 from astitch.api.installation import warn_of_installation
 from astitch.api.settings import OFF, Settings, check_strict, context, current, switches
 from astitch.device.gpu import PRESETS
@@ -117,6 +118,7 @@ def _make_settings(
             f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
         )
     check_strict(strict, "astitch.enable")
+    check_tune(tune, "astitch.enable", background=False)
     return Settings(
         gpu, tune, strict, check, attention, check_option(stitch, "astitch.enable", deterministic)
     )

@@ -6,6 +6,7 @@ through an engine of ours, or is XLA's alone (ByXla).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -295,6 +296,11 @@ class CompiledForXla(CompiledStage):
 # ---- through an engine of ours ---------------------------------------------------------------------------------
 
 
+def can_measure(engine: str) -> bool:
+    """Are there times to measure?  In the emulation there are none."""
+    return engine == "executor"
+
+
 @dataclass(frozen=True)
 class Lowered(LoweredStage):
     """A function lowered to HLO for one signature.  engine: "executor" or "host", what it was lowered for.
@@ -369,8 +375,7 @@ class Lowered(LoweredStage):
         from astitch.show.trace import trace_compilation
 
         start = time.perf_counter()
-        # In the emulation there is nothing to measure.
-        tune = self.tune if self.engine == "executor" else False
+        tune = self.tune if can_measure(self.engine) else False
         compilation = compile_hlo(
             self.hlo,
             gpu=self.gpu,
@@ -402,6 +407,21 @@ class Lowered(LoweredStage):
             time.perf_counter() - start,
         )
         return Compiled(compilation, self, engine, self.jax_device, lowered)
+
+    def with_tuning(self) -> Lowered:
+        """The same, to be tuned, also by another thread: what this one's settings decide stays."""
+        tuned = replace(self, tune=True)
+        tuned.__dict__.update(hlo=self.hlo, gpu=self.gpu, _device=self._device)
+        return tuned
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Its device as CUDA's current one, where plans are measured."""
+        if self._device is None:
+            return contextlib.nullcontext()
+        from astitch.run.executor import import_cupy
+
+        device: contextlib.AbstractContextManager[Any] = import_cupy().cuda.Device(self._device)
+        return device
 
     @cached_property
     def gpu(self) -> Gpu:
