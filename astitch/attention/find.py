@@ -7,10 +7,17 @@ shifted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from astitch.attention.choose import EXACT, project
+from astitch.attention.conditions import (
+    Comparison,
+    follows_from_indices,
+    read_comparison,
+    take_apart,
+)
 from astitch.attention.dropped import read_dropped
 from astitch.attention.layout import Split, choose_split, count_added
 from astitch.attention.masks import Masks
@@ -41,6 +48,7 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.tile.attention import AttentionShape, Layout
+from astitch.tile.attention import Comparison as LayoutComparison
 
 LEAST_SCORES = 1 << 20
 """Scores below which the products and the softmax between them stay as they are: a kernel of ours takes longer."""
@@ -65,14 +73,14 @@ _OF_TILES = (DType.F16, DType.BF16, DType.F32)
 """The types that our own kernels read."""
 
 LEAST_SAVED = 2
-"""The scores must be so many times as large as a bias."""
+"""The scores must take so many times the bytes of a bias or mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """What is replaced.
 
-    causal, window: see AttentionAttrs.  masks: those that are no band.
+    causal, window: see AttentionAttrs.  masks, comparisons: what is no band.
     split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
@@ -87,6 +95,7 @@ class Attention:
     causal: bool
     window: int
     masks: tuple[Mask, ...]
+    comparisons: tuple[Comparison, ...]
     split: Split
     forward: Reader | None
     gradients: tuple[Reader, ...]
@@ -100,7 +109,14 @@ class Attention:
     @property
     def added(self) -> list[Source]:
         """What has an element for each score, but for what drops probabilities."""
-        return [*self.softmax.biases, *(mask.source for mask in self.masks)]
+        compared = [side for c in self.comparisons for side in (c.left, c.right)]
+        return [*self.softmax.biases, *(mask.source for mask in self.masks), *compared]
+
+    @property
+    def has_empty_rows(self) -> bool:
+        """See AttentionShape."""
+        masked = bool(self.masks or self.comparisons)
+        return bool(self.tiles) and masked and self.causal and not self.softmax.sink
 
     @property
     def readers(self) -> list[Reader]:
@@ -110,6 +126,21 @@ class Attention:
     @property
     def products(self) -> set[str]:
         return {reader.product.name for reader in self.readers}
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """The band that masks leave, the part of the queries that is their position, and what is no band."""
+
+    causal: bool
+    window: int
+    positions: Label
+    masks: tuple[Mask, ...]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def others(self) -> bool:
+        return bool(self.masks or self.comparisons)
 
 
 class Search:
@@ -177,8 +208,10 @@ class Search:
         gradients = tuple(by_kind[w][0] for w in wanted if w in by_kind)
         if len(gradients) not in (0, 3) or not (forward or gradients):
             return None
-        found = self.assemble(rows, softmax, forward, gradients, gradient)
-        return self.choose(found) if found else None
+        given = (rows, softmax, forward, gradients, gradient)
+        joined = self.assemble(*given, apart=False)
+        apart = self.assemble(*given, apart=True) if softmax.masks else joined
+        return self.choose(apart, joined)
 
     def assemble(
         self,
@@ -187,8 +220,10 @@ class Search:
         forward: Reader | None,
         gradients: tuple[Reader, ...],
         gradient: Gradient | None,
+        *,
+        apart: bool,
     ) -> Attention | None:
-        """Attention, if the operands of all products are the same q, k, v and gradient."""
+        """Attention, if the operands of all products are the same q, k, v and gradient.  apart: see split_masks."""
         graph, parts, scores = self.graph, rows.parts, rows.product
         left, right = read_operands(rows, scores, rows.resolved(scores.name) or ())
         q, k = (left, right) if rows.key_dimension == scores.array.rank - 1 else (right, left)
@@ -218,39 +253,27 @@ class Search:
             return None
         if count_features(graph, v) != count_features(graph, q):
             return None
-        bands = {
-            mask: found
-            for mask in softmax.masks
-            if (found := self.masks.find_band(rows, mask.source, mask.keeps_true))
-        }
-        if softmax.biases and len(softmax.masks) > len(bands):
-            bands = {}  # rows that a band and a mask leave out together are those of one array
-        first = next(iter(bands), None)
-        (causal, window), positions = (
-            bands[first] if first else ((False, 0), _choose_positions(rows))
-        )
-        others = tuple(mask for mask in softmax.masks if mask is not first)
-        if others and softmax.empty == OTHER:
+        form = self.split_masks(rows, softmax, apart=apart)
+        if form.others and softmax.empty == OTHER:
             return None
         drop = softmax.drop.source if softmax.drop else None
         if drop and graph[drop.name].dtype not in (*_OF_TILES, DType.PRED):
             return None
-        added = [*softmax.biases, *(mask.source for mask in others)]
+        compared = [side for c in form.comparisons for side in (c.left, c.right)]
+        added = [*softmax.biases, *(mask.source for mask in form.masks), *compared]
         varying = [find_repeated(rows, source)[1] for source in added]
         queries = [q, *([given] if given else [])]
-        split = choose_split(rows, positions, queries, [k, v], varying)
-        most = scores.array.size // LEAST_SAVED
-        if any(count_added(rows, split, labels) > most for labels in varying):
-            return None
+        split = choose_split(rows, form.positions, queries, [k, v], varying)
         return Attention(
             rows=rows,
             q=q,
             k=k,
             v=v,
             softmax=softmax,
-            causal=causal,
-            window=window,
-            masks=others,
+            causal=form.causal,
+            window=form.window,
+            masks=form.masks,
+            comparisons=form.comparisons,
             split=split,
             forward=forward,
             gradients=gradients,
@@ -258,6 +281,36 @@ class Search:
             factor=factor,
             gradient=gradient,
             sinks=sinks,
+        )
+
+    def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
+        """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""
+        masks = list(softmax.masks)
+        if apart:
+            masks = [part for mask in masks for part in take_apart(rows, mask)]
+        by_position = [mask for mask in masks if follows_from_indices(rows, mask.source)]
+        for some in (
+            ([masks] if len(masks) > 1 else [])
+            + [by_position] * (len(by_position) > 1)
+            + [[m] for m in masks]
+        ):
+            band = self.masks.find_band(rows, [(m.source, m.keeps_true) for m in some])
+            if band:
+                break
+        else:
+            some, band = [], None
+        others = [mask for mask in masks if mask not in some]
+        if band and others and softmax.biases:
+            # Rows that a band and a mask leave out together are those of one array.
+            band, others = None, masks
+        (causal, window), positions = band or ((False, 0), _choose_positions(rows))
+        read = [(mask, read_comparison(rows, mask) if apart else None) for mask in others]
+        return MaskForm(
+            causal,
+            window,
+            positions,
+            tuple(mask for mask, comparison in read if comparison is None),
+            tuple(comparison for _, comparison in read if comparison),
         )
 
     def read_sinks(
@@ -289,16 +342,30 @@ class Search:
         dropped = read_dropped(rows, gradient.source, drop)
         return (dropped[0], gradient.factor * dropped[1]) if dropped else None
 
-    def choose(self, attention: Attention) -> Attention | None:
-        """As our own kernels or the library have it; None where the plain ops are projected to take the least time."""
-        own = self.prepare_for_tiles(attention)
-        library = attention if self.fits_library(attention) else None
+    def choose(self, apart: Attention | None, joined: Attention | None) -> Attention | None:
+        """As our own kernels or the library have it; None where the plain ops are projected to take the least time.
+
+        apart, joined: with masks taken apart, which our own kernels read, and as they are.
+        """
+        own = self.prepare_for_tiles(apart) if apart else None
+        if own is None and joined is not apart:
+            own = self.prepare_for_tiles(joined) if joined else None
+        library = joined if joined and self.fits_library(joined) else None
+        attention = own or joined
+        if attention is None:
+            return None
         shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph)
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
         if projection is None:
             if own:
                 self.why = NOT_MEASURED
             return library
+        if library and library is not attention:
+            shape = _describe(library, self.graph)
+            of_library = project(shape, self.gpu, gradient=bool(library.gradients))
+            projection = replace(
+                projection, library_us=of_library.library_us if of_library else math.inf
+            )
         known = [(projection.tiles_us, own), (projection.library_us, library)]
         found = [(us, form) for us, form in known if form]
         if not found:
@@ -314,6 +381,8 @@ class Search:
         """Has cuDNN such a kernel?"""
         added = attention.added
         narrow, features = attention.q.dtype, count_features(self.graph, attention.q)
+        if not self.saves_memory(attention, bytes_of_masks=narrow.bytes):
+            return False
         hopper = self.gpu.compute_capability >= HOPPER
         if (
             narrow not in (DType.F16, DType.BF16)
@@ -339,10 +408,11 @@ class Search:
 
     def prepare_for_tiles(self, attention: Attention) -> Attention | None:
         """As our own kernels have it; None where they lack its form."""
-        biases, masks = attention.softmax.biases, attention.masks
+        biases = attention.softmax.biases
+        masks = bool(attention.masks or attention.comparisons)
         if len(biases) > 1 or any(self.graph[b.name].dtype not in _OF_TILES for b in biases):
             return None
-        if masks and attention.causal:
+        if not self.saves_memory(attention, bytes_of_masks=DType.PRED.bytes):
             return None
         found = replace(attention, tiles=_choose_precision(attention))
         if not (masks and attention.gradients):
@@ -351,6 +421,17 @@ class Search:
         known = self.masks.find(attention.rows)
         passes = passes_masks(attention.rows, attention.softmax, attention.gradient, known)
         return None if passes is None else replace(found, through_masks=passes)
+
+    def saves_memory(self, attention: Attention, *, bytes_of_masks: int) -> bool:
+        """Are arrays of scores far smaller than these?  Numbers are taken to be of the scores' type."""
+        rows, narrow = attention.rows, attention.q.dtype.bytes
+        most = rows.product.array.size * narrow // LEAST_SAVED
+        masks = [mask.source for mask in attention.masks]
+        for source in attention.added:
+            size = count_added(rows, attention.split, find_repeated(rows, source)[1])
+            if size * (bytes_of_masks if source in masks else narrow) > most:
+                return False
+        return True
 
     def waits_for(self, name: str, other: str) -> bool:
         """Is a node computed from another one?"""
@@ -427,6 +508,10 @@ def _describe(attention: Attention, graph: Graph) -> AttentionShape:
     drop, sink = softmax.drop, softmax.sink
     biases = lay_out_all(softmax.biases)
     masks = [replace(m, dtype=DType.PRED) for m in lay_out_all(m.source for m in attention.masks)]
+    comparisons = []
+    for c in attention.comparisons:
+        left, right = lay_out_all([c.left, c.right])
+        comparisons.append(LayoutComparison(c.direction, left, right))
     return AttentionShape(
         batch=batch,
         heads=heads,
@@ -446,6 +531,7 @@ def _describe(attention: Attention, graph: Graph) -> AttentionShape:
         drop=lay_out_scores(drop.source if drop else None),
         gain=drop.gain if drop else 0.0,
         masks=tuple(masks),
+        comparisons=tuple(comparisons),
         low=softmax.low,
         sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
     )

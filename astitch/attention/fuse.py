@@ -38,7 +38,7 @@ from astitch.graph.ir import (
     TupleType,
     Type,
 )
-from astitch.graph.ops.attention import has_two_statistics
+from astitch.graph.ops.attention import ARRAYS, has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region
 
@@ -110,7 +110,7 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     )
     arrays = at.add_arrays(attention, of_queries)
     attrs = replace(attrs, arrays=tuple(name for name, _ in arrays))
-    if attention.masks:
+    if attention.masks or attention.comparisons:
         attrs = replace(attrs, low=softmax.low, low_first=softmax.low_first)
     types = tuple(nodes[name].array for name in (q, k, v))
     rows = tuple(types[0].shape[d] for d in q_order[:3])
@@ -135,6 +135,9 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     if attention.tiles:
         o = at.add_delta(first, given, o, q_order)
         at.put_sinks(attention, of_queries, statistics, o, dict(arrays).get("sink"))
+    if attention.has_empty_rows:
+        given_arrays.append(at.add_empty(first, statistics, nodes[k].shape[k_order[1]]))
+        attrs = replace(attrs, arrays=(*attrs.arrays, "empty"))
     operands = (q, k, v, statistics, given, o, *given_arrays)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
@@ -235,6 +238,9 @@ class _Place:
         for mask in attention.masks:
             make = partial(self._make_conditions, origin, keeps_true=mask.keeps_true)
             add("mask", mask.source, make)
+        for comparison in sorted(attention.comparisons, key=lambda c: ARRAYS.index(c.direction)):
+            for side in (comparison.left, comparison.right):
+                add(comparison.direction, side, partial(self._widen, origin, dtype=DType.S32))
         if drop := softmax.drop:
             kept = drop.keeps_true
             add(
@@ -244,17 +250,17 @@ class _Place:
             )
         if sink := softmax.sink:
             if sink.source:
-                add("sink", sink.source, lambda v: self._widen(origin, v))
+                add("sink", sink.source, partial(self._widen, origin))
             else:
                 one = ArrayType(DType.F32, (1, 1, 1, 1))
                 found.append(("sink", self._splat(origin, math.log(sink.weight), one)))
         return found
 
-    def _widen(self, origin: Node, value: str) -> str:
+    def _widen(self, origin: Node, value: str, *, dtype: DType = DType.F32) -> str:
         array = self.nodes[value].array
-        if array.dtype is DType.F32:
+        if array.dtype is dtype:
             return value
-        return self.add(origin, "convert", ArrayType(DType.F32, array.shape), (value,))
+        return self.add(origin, "convert", ArrayType(dtype, array.shape), (value,))
 
     def put_sinks(
         self,
@@ -383,6 +389,23 @@ class _Place:
             return value if keeps_true else self.add(origin, "not", result, (value,))
         zero = self._splat(origin, 0.0, array)
         return self.add(origin, "compare", result, (value, zero), CompareAttrs("EQ"))
+
+    def add_empty(self, origin: Node, statistics: str, groups: int) -> str:
+        """Which heads of k have a row without a score, whose statistics are not finite: [batch, heads of k, 1, 1]."""
+        batch, heads, queries = self.nodes[statistics].shape
+        rows = self._reshape(origin, statistics, (batch, groups, heads // groups * queries))
+        infinite = ConstantAttrs(Literal.of(np.array(np.inf, np.float32)))
+        start = self.add(origin, "constant", ArrayType(DType.F32, ()), (), infinite)
+        region = Region(DType.F32)
+        attrs = DimensionsAttrs((2,))
+        regions = (region.end("minimum", region.op("minimum", DType.F32, ("a", "b"))),)
+        array = ArrayType(DType.F32, (batch, groups))
+        least = self.add(origin, "reduce", array, (rows, start), attrs, regions)
+        conditions = ArrayType(DType.PRED, (batch, groups))
+        finite = self.add(origin, "is-finite", conditions, (least,))
+        return self._reshape(
+            origin, self.add(origin, "not", conditions, (finite,)), (batch, groups, 1, 1)
+        )
 
     def add_delta(self, origin: Node, given: str, o: str, order: Order) -> str:
         """The sum of do * o over the features: f32 [batch, heads, positions]."""

@@ -53,20 +53,23 @@ class Masks:
         return self._is_mask[name]
 
     def find_band(
-        self, rows: RowFunctions, mask: Source, keeps_true: bool
+        self, rows: RowFunctions, masks: Sequence[tuple[Source, bool]]
     ) -> tuple[Band, Label] | None:
-        """The band that a mask leaves, and the part of the queries that is their position.
+        """The band that masks leave together, and the part of the queries that is their position.
 
-        keeps_true: of a condition, whether it names the scores that are kept.  None for a mask of another form.
+        Of each mask also whether a condition names the scores that are kept.  None for masks of another form.
         """
         for position in query_parts(rows):
             key = rows.parts.resolve(rows.key)
-            labels = tuple(map(rows.parts.resolve, mask.labels))
-            extents = tuple(tuple(rows.parts.extents[p] for p in label) for label in labels)
-            places = tuple((position in label, *(p in key for p in label)) for label in labels)
-            known = mask.name, keeps_true, extents, places
+            parts: list[object] = []
+            for mask, keeps_true in masks:
+                labels = tuple(map(rows.parts.resolve, mask.labels))
+                extents = tuple(tuple(rows.parts.extents[p] for p in label) for label in labels)
+                places = tuple((position in label, *(p in key for p in label)) for label in labels)
+                parts.append((mask.name, keeps_true, extents, places))
+            known = tuple(parts)
             if known not in self._bands:
-                self._bands[known] = _read_band(rows, mask, keeps_true, position)
+                self._bands[known] = _read_band(rows, masks, position)
             band = self._bands[known]
             if band is not None:
                 return band, (position,)
@@ -139,27 +142,32 @@ def _follows_from_indices(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _read_band(rows: RowFunctions, mask: Source, keeps_true: bool, position: int) -> Band | None:
+def _read_band(
+    rows: RowFunctions, masks: Sequence[tuple[Source, bool]], position: int
+) -> Band | None:
     """The band, if the scores that are kept follow from these positions alone and form one."""
     parts, keys = rows.parts, rows.parts.resolve(rows.key)
-    labels = [parts.resolve(label) for label in mask.labels]
-    varying = varying_dimensions(rows.graph, mask.name)
-    if len(keys) != 1 or any(not {position, *keys}.issuperset(labels[d]) for d in varying):
+    if len(keys) != 1:
         return None
+    for mask, _ in masks:
+        if not rows.varying_parts(mask) <= {position, *keys}:
+            return None
     count, columns = parts.extents[position], np.arange(parts.extents[keys[0]])
 
     def read(numbers: np.ndarray) -> np.ndarray:
         """Which scores of these rows are kept: [rows, keys]."""
         at, along = np.broadcast_arrays(numbers[:, None], columns)
-        index: list[np.ndarray] = []
-        for label in labels:
-            place = np.zeros_like(along)
-            for part in label:
-                here = {position: at, keys[0]: along}.get(part, np.zeros_like(along))
-                place = place * parts.extents[part] + here
-            index.append(place)
-        seen = as_seen(evaluate_at(rows.graph, mask.name, index))
-        return seen if keeps_true else ~seen
+        kept = np.ones(along.shape, np.bool_)
+        for mask, keeps_true in masks:
+            index: list[np.ndarray] = []
+            for label in map(parts.resolve, mask.labels):
+                place = np.zeros_like(along)
+                for part in label:
+                    here = {position: at, keys[0]: along}.get(part, np.zeros_like(along))
+                    place = place * parts.extents[part] + here
+                index.append(place)
+            kept &= as_seen(evaluate_at(rows.graph, mask.name, index)) == keeps_true
+        return kept
 
     diagonal = min(count, len(columns)) - 1  # the first row that has the whole window
     chunk = max(1, AT_ONCE // len(columns))

@@ -166,7 +166,7 @@ def _peel(rows: RowFunctions, name: str, labels: tuple[Label, ...]) -> Tensor:
     while True:
         before = _labels_repeated(rows, node, labels)
         if before is None:
-            before = _labels_before(graph, parts, node, labels)
+            before = labels_before(graph, parts, node, labels)
         if before is None:
             return Tensor(node.name, labels, node.dtype)
         if OPS[node.op].is_conversion and not _widens(graph, node):
@@ -196,7 +196,7 @@ def _labels_repeated(
     return tuple(labels[d] if d in kept else () for d in node.attrs.dimensions)
 
 
-def _labels_before(
+def labels_before(
     graph: Graph, parts: Parts, node: Node, labels: tuple[Label, ...]
 ) -> tuple[Label, ...] | None:
     """The labels of what is only moved or converted; None for another op."""
@@ -246,7 +246,7 @@ def read_gradient(graph: Graph, rows: RowFunctions, source: Source) -> tuple[Ten
     """(the gradient of the result, v) of the product that gives the gradient of the probabilities."""
     node = graph[source.name]
     labels = tuple(map(rows.parts.resolve, source.labels))
-    while before := _labels_before(graph, rows.parts, node, labels):
+    while before := labels_before(graph, rows.parts, node, labels):
         node, labels = graph[node.operands[0]], before
     if not isinstance(node.attrs, DotAttrs) or len(node.attrs.lhs_contracting) != 1:
         return None
@@ -269,7 +269,7 @@ def find_repeated(rows: RowFunctions, source: Source) -> tuple[Node, tuple[Label
         elif OPS[node.op].is_conversion and not _widens(rows.graph, node):
             break
         else:
-            before = _labels_before(rows.graph, rows.parts, node, labels)
+            before = labels_before(rows.graph, rows.parts, node, labels)
         if before is None:
             break
         node, labels = rows.graph[node.operands[0]], before

@@ -40,7 +40,7 @@ MOST_DERIVED = 16
 MOST_OPS = 256
 """Ops after which a search ends: the functions between two products of attention have far fewer."""
 
-ROWS, KEYS = 12, 6
+ROWS, KEYS = 12, 8
 """The rows of random numbers, and the elements of each."""
 
 LEFT_OUT = -1e9
@@ -470,11 +470,14 @@ class RowFunctions:
 
     # ---- what they compute
 
+    def varying_parts(self, source: Source) -> set[int]:
+        """The parts along which the elements of a source may differ."""
+        varying = varying_dimensions(self.graph, source.name)
+        return {part for d in varying for part in self.parts.resolve(source.labels[d])}
+
     def varies_along_key(self, source: Source) -> bool:
         """May the elements of a source's row differ?"""
-        key = set(self.parts.resolve(self.key))
-        varying = varying_dimensions(self.graph, source.name)
-        return any(key & set(self.parts.resolve(source.labels[d])) for d in varying)
+        return bool(set(self.parts.resolve(self.key)) & self.varying_parts(source))
 
     def draw(
         self, seed: int, masks: Container[str] = (), deviation: float = 2.0, mean: float = 0.0

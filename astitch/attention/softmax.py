@@ -25,6 +25,10 @@ GRADIENT_TOLERANCE = 1e-5
 """Likewise of the gradient, as the softmax's scale was rounded to f32."""
 
 
+NOTHING = 1e-9
+"""Gradients of scores that are so small beside those of probabilities tell nothing: they are differences."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """Random scores of this deviation and mean; gradients of this size."""
@@ -287,6 +291,7 @@ def _leaves_out_as(rows: RowFunctions, name: str, masks: Container[str], softmax
         for bias in softmax.biases:
             given = drawn[bias.name]
             chosen = random.random(given.shape) < 0.5
+            chosen[4:8] = True  # all that the mask keeps is as low
             drawn = rows.replace_drawn(drawn, bias, np.where(chosen, low, given))
         for mask in softmax.masks:
             given = np.array(drawn[mask.source.name])
@@ -585,6 +590,11 @@ def fit_gradient(
         wanted = wanted[full]
         if not np.all(np.isfinite(given)):
             return None
+        floor = NOTHING * softmax.scale * np.max(abs(dp))
+        if factors and np.max(abs(wanted)) <= floor:  # of large scores one has all: rounding
+            if np.max(abs(given)) > 2 * max(factors) * floor:
+                return None
+            continue
         factor = float((given * wanted).sum() / (wanted * wanted).sum())
         if np.max(abs(given - factor * wanted)) > GRADIENT_TOLERANCE * np.max(abs(given)):
             return None

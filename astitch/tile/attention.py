@@ -242,6 +242,8 @@ class _Kernel:
         do = self._load(_DO, s.o, batch, head, rows, s.queries)
         statistics, delta = self._load_rows(batch, head, rows)
         lower, upper = self._keys_seen(first)
+        if s.through_masks:
+            lower, upper = self._see_all(batch, group, lower, upper, s.keys)
         self._hold(batch, head, rows, None)
 
         def turn(at: Tile, dq: Tile) -> Sequence[Tile]:
@@ -271,11 +273,7 @@ class _Kernel:
         k = self._load(_K, s.k, batch, group, columns, s.keys)
         v = self._load(_V, s.v, batch, group, columns, s.keys)
         lower, upper = self._queries_seeing(first)
-        if s.empty:  # rows without a score see all keys
-            offset = batch * s.empty.strides[0] + group * s.empty.strides[1]
-            some = b.load(_GRADIENT + len(s.arrays) - 1, DType.PRED, offset)
-            lower = b.select(some, b.scalar(0), lower)
-            upper = b.select(some, b.scalar(s.queries), upper)
+        lower, upper = self._see_all(batch, group, lower, upper, s.queries)
         self._hold(batch, group if s.shared == 1 else None, None, columns)
 
         def add(at: Tile, head: Tile, dk: Tile, dv: Tile) -> Sequence[Tile]:
@@ -372,6 +370,17 @@ class _Kernel:
     def _raise(self, x: Tile) -> Tile:
         """The exponential of a difference of scores."""
         return self.b.exp2(x * LOG2_E if self.shape.bias else x)
+
+    def _see_all(
+        self, batch: Tile, group: Tile, lower: Tile, upper: Tile, extent: int
+    ) -> tuple[Tile, Tile]:
+        """The bounds of the loop where rows without a score see all keys."""
+        b, s = self.b, self.shape
+        if s.empty is None:
+            return lower, upper
+        offset = batch * s.empty.strides[0] + group * s.empty.strides[1]
+        some = b.load(_GRADIENT + len(s.arrays) - 1, DType.PRED, offset)
+        return b.select(some, b.scalar(0), lower), b.select(some, b.scalar(extent), upper)
 
     def _score(self, products: Tile, seen: _Seen) -> tuple[Tile, Tile | None]:
         """(scores, tanh of the capped ones) of products of queries and keys.

@@ -358,6 +358,119 @@ SINKS: dict[str, Function] = {
 """Functions of scores and a sink."""
 
 
+SEGMENTS = np.array([[0] * 9 + [1] * 8 + [2] * 7, [3] * 5 + [0] * 19], np.int32)
+LENGTHS = np.array([QUERIES, 7], np.int32)
+
+
+def rows_of(array: Any) -> Any:
+    return array[:, None, :, None]
+
+
+def columns_of(array: Any) -> Any:
+    return array[:, None, None, :]
+
+
+def in_segments(scores: Any, ids: Any) -> Any:
+    return by_hand(jnp.where(rows_of(ids) == columns_of(ids), scores, -1e9))
+
+
+def in_documents(scores: Any, ids: Any) -> Any:
+    """Causal too, with finfo.min."""
+    seen = causal(scores) & (rows_of(ids) == columns_of(ids))
+    return jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min), -1)
+
+
+def in_documents_by_addition(scores: Any, ids: Any) -> Any:
+    seen = causal(scores) & ~(rows_of(ids) != columns_of(ids))
+    return jax.nn.softmax(scores + jnp.where(seen, 0.0, -1e9), -1)
+
+
+def in_documents_that_are_padded(scores: Any, ids: Any) -> Any:
+    """A segment of 0 is padding: rows without a score."""
+    there = ids != 0
+    seen = rows_of(ids) == columns_of(ids)
+    seen = seen & rows_of(there) & columns_of(there) & causal(scores)
+    return by_hand(jnp.where(seen, scores, -1e9))
+
+
+def of_segments_left_out(scores: Any, ids: Any) -> Any:
+    """By conditions of what is left out."""
+    out = (rows_of(ids) != columns_of(ids)) | ~causal(scores)
+    return by_hand(jnp.where(out, -1e9, scores))
+
+
+def in_segments_by_infinity(scores: Any, ids: Any) -> Any:
+    return in_the_sum_alone(jnp.where(rows_of(ids) == columns_of(ids), scores, -jnp.inf))
+
+
+def in_the_sum_alone(scores: Any) -> Any:
+    return jnp.exp(jax.nn.log_softmax(scores, -1))
+
+
+def by_given_positions(scores: Any, ids: Any) -> Any:
+    """As if the ids were positions: a query sees keys that are not behind it."""
+    return by_hand(jnp.where(rows_of(ids) >= columns_of(ids), scores, -1e9))
+
+
+def by_lengths(scores: Any, lengths: Any) -> Any:
+    keys = jnp.arange(scores.shape[-1])
+    return by_hand(jnp.where(keys < lengths[:, None, None, None], scores, -1e9))
+
+
+def by_lengths_and_position(scores: Any, lengths: Any) -> Any:
+    keys = jnp.arange(scores.shape[-1])
+    seen = (keys < lengths[:, None, None, None]) & causal(scores)
+    return by_hand(jnp.where(seen, scores, -1e9))
+
+
+def behind_what_was_cached(scores: Any, lengths: Any) -> Any:
+    """The first query stands behind so many keys."""
+    queries = jnp.arange(scores.shape[-2])[:, None] + lengths[:, None, None, None]
+    return by_hand(jnp.where(queries >= jnp.arange(scores.shape[-1]), scores, -1e9))
+
+
+def padded_on_the_left(scores: Any, lengths: Any) -> Any:
+    """Causal, with rows without a score."""
+    keys = jnp.arange(scores.shape[-1])
+    seen = (keys >= lengths[:, None, None, None] - 4) & causal(scores)
+    return jax.nn.softmax(jnp.where(seen, scores, -1e9), -1)
+
+
+def padded_in_a_window(scores: Any, lengths: Any) -> Any:
+    distance = jnp.arange(scores.shape[-2])[:, None] - jnp.arange(scores.shape[-1])
+    seen = (distance >= 0) & (distance < 5)
+    seen = seen & (jnp.arange(scores.shape[-1]) < lengths[:, None, None, None])
+    return by_hand(jnp.where(seen, scores, -1e9))
+
+
+def of_two_wheres(scores: Any, ids: Any) -> Any:
+    scores = jnp.where(causal(scores), scores, -1e9)
+    return by_hand(jnp.where(rows_of(ids) == columns_of(ids), scores, -1e9))
+
+
+VECTORS: dict[str, tuple[Function, np.ndarray, tuple[str, ...], bool]] = {
+    "in_segments": (in_segments, SEGMENTS, ("EQ", "EQ"), False),
+    "in_documents": (in_documents, SEGMENTS, ("EQ", "EQ"), True),
+    "by_addition": (in_documents_by_addition, SEGMENTS, ("EQ", "EQ"), True),
+    "that_are_padded": (
+        in_documents_that_are_padded,
+        SEGMENTS,
+        ("mask", "mask", "EQ", "EQ"),
+        True,
+    ),
+    "left_out": (of_segments_left_out, SEGMENTS, ("EQ", "EQ"), True),
+    "by_infinity": (in_segments_by_infinity, SEGMENTS, ("EQ", "EQ"), False),
+    "of_two_wheres": (of_two_wheres, SEGMENTS, ("EQ", "EQ"), True),
+    "by_given_positions": (by_given_positions, SEGMENTS, ("GE", "GE"), False),
+    "by_lengths": (by_lengths, LENGTHS, ("mask",), False),
+    "by_lengths_and_position": (by_lengths_and_position, LENGTHS, ("mask",), True),
+    "behind_what_was_cached": (behind_what_was_cached, LENGTHS, ("GE", "GE"), False),
+    "padded_on_the_left": (padded_on_the_left, LENGTHS, ("mask",), True),
+    "padded_in_a_window": (padded_in_a_window, LENGTHS, ("mask",), True),
+}
+"""Functions of scores and an array, with it, the arrays that a kernel reads, and whether a band is left."""
+
+
 OTHERS: dict[str, Function] = {
     "clipped_far": attend(lambda s: by_hand(jnp.clip(s, -400, 400))),
     "to_eight_bits": attend(to_eight_bits),

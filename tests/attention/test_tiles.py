@@ -29,20 +29,25 @@ from tests.attention.spellings import (
     GIVEN,
     GROUPS,
     HEADS,
+    LENGTHS,
     MASK,
     OTHERS,
     PARTLY_SHARED,
     PLAIN,
     QUERIES,
+    SEGMENTS,
     SHARED,
     SINK,
     SINKS,
+    VECTORS,
     attend,
     by_hand,
     causal,
+    columns_of,
     dropped,
     lengths,
     make_gradient,
+    rows_of,
 )
 from tests.hlo_runner import lower
 from tests.tile_calls import recorded
@@ -152,9 +157,121 @@ def test_masks_and_biases_that_are_given(name: str) -> None:
     assert (bias.dtype, bias.shape) == {
         "mask": (DType.PRED, (BATCH, 1, 1, QUERIES)),
         "added_mask": (DType.PRED, (BATCH, 1, 1, QUERIES)),
-        "mask_of_both": (DType.PRED, (BATCH, 1, QUERIES, QUERIES)),
+        "mask_of_both": (DType.PRED, (BATCH, 1, 1, QUERIES)),
         "bias": (DType.F32, (1, HEADS, QUERIES, QUERIES)),
     }[name]
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_masks_that_vectors_give_are_read_as_vectors(name: str) -> None:
+    """No array of them has an element for each score, and a band stays one."""
+    function, given, arrays, is_causal = VECTORS[name]
+    fused = check_both(attend(function), [*draw(), given])
+    forward, gradient = list_attention(fused)
+    assert (forward.arrays, forward.causal) == (arrays, is_causal)
+    assert gradient.arrays == (*arrays, "empty") if is_causal else arrays
+    (node,) = (node for node in fused if node.op == "attention")
+    shapes = [fused[o].shape for o in node.operands[3:]]
+    assert all(1 in shape[2:] for shape in shapes)
+
+
+def of_library(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    return jax.nn.dot_product_attention(
+        q, k, v, is_causal=True, query_seq_lengths=lengths, key_value_seq_lengths=lengths
+    )
+
+
+def of_library_by_mask(q: Any, k: Any, v: Any, ids: Any) -> Any:
+    mask = rows_of(ids) == columns_of(ids)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True)
+
+
+def one_document_at_a_time(q: Any, k: Any, v: Any, ids: Any) -> Any:
+    def one(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        s = jnp.where(ids[:, None] == ids, q @ k.T / 4, -1e9)
+        return jax.nn.softmax(s, -1) @ v
+
+    heads = jax.vmap(one, in_axes=(1, 1, 1, None), out_axes=1)
+    return jax.vmap(heads)(q, k, v, ids)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (of_library, LENGTHS),
+        (of_library_by_mask, SEGMENTS),
+        (one_document_at_a_time, SEGMENTS),
+        (one_document_at_a_time, SEGMENTS.astype(np.uint8)),
+        (of_library_by_mask, SEGMENTS.astype(np.int16)),
+    ],
+)
+def test_vectors_in_other_spellings(function: Callable[..., Any], given: np.ndarray) -> None:
+    fused = check_both(function, [*draw(), given])
+    (node, *_) = (node for node in fused if node.op == "attention")
+    assert all(1 in fused[o].shape[2:] for o in node.operands[3:])
+    check_both(function, [*draw(BF16), given], tolerance=2e-2)
+
+
+def test_vectors_beside_shared_heads_sinks_dropout_and_biases() -> None:
+    def shared(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+        return attend(VECTORS["that_are_padded"][0])(q, k, v, ids)
+
+    check_both(shared, [*draw_shared(), SEGMENTS])
+
+    def with_sink(s: Any, ids: Any, sink: Any) -> Any:
+        seen = causal(s) & (rows_of(ids) == columns_of(ids)) & columns_of(ids != 0)
+        return SINKS["in_the_sum"](jnp.where(seen, s, -1e9), sink)
+
+    check_both(attend(with_sink), [*draw(), SEGMENTS, SINK.astype(F32)])
+
+    def dropped_out(s: Any, ids: Any, kept: Any) -> Any:
+        return of_flax(VECTORS["that_are_padded"][0](s, ids), kept)
+
+    check_both(attend(dropped_out), [*draw(), SEGMENTS, KEPT])
+
+    def biased(s: Any, ids: Any, bias: Any) -> Any:
+        seen = causal(s) & (rows_of(ids) == columns_of(ids)) & columns_of(ids != 0)
+        return by_hand(jnp.where(seen, s + bias, -1e9))
+
+    fused = check_both(attend(biased), [*draw(), SEGMENTS, BIAS.astype(F32)])
+    assert not any(a.causal for a in list_attention(fused))
+
+
+def test_what_a_barrier_hands_on_is_one_array() -> None:
+    def behind(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        q, seen = jax.lax.optimization_barrier((q, rows_of(ids) == columns_of(ids)))
+        return attend(lambda s: by_hand(jnp.where(seen, s, -1e9)))(q, k, v)
+
+    arrays = [*draw(), SEGMENTS]
+    graph, fused = fuse(behind, arrays)
+    assert [a.arrays for a in list_attention(fused)] == [("mask",)]
+    for one, other in zip(run_graph(fused, arrays), run_graph(graph, arrays), strict=True):
+        compare(one, other, 3e-3)
+
+
+def test_conditions_of_all_scores_are_read_as_bytes() -> None:
+    """They take half of what 16 bits do at the most; numbers as large as the scores are no gain."""
+    for dtype, tolerance in ((F32, 3e-3), (BF16, 2e-2)):
+        function = attend(lambda s, m: by_hand(jnp.where(m, s, -1e9)))
+        fused = check_both(function, [*draw(dtype), KEPT], tolerance=tolerance)
+        assert list_attention(fused)[0].arrays == ("mask",)
+    graph, fused = fuse(attend(lambda s, b: by_hand(s + b)), [*draw(), KEPT.astype(F32)])
+    assert str(graph) == str(fused)
+
+
+def test_what_compares_more_than_rows_with_columns_is_an_array() -> None:
+    def near(s: Any, ids: Any) -> Any:
+        return by_hand(jnp.where(abs(rows_of(ids) - columns_of(ids)) < 2, s, -1e9))
+
+    fused = check_both(attend(near), [*draw(), SEGMENTS])
+    assert list_attention(fused)[0].arrays == ("mask",)
+
+    def either(s: Any, ids: Any) -> Any:
+        return by_hand(jnp.where((rows_of(ids) == columns_of(ids)) | causal(s), s, -1e9))
+
+    fused = check_both(attend(either), [*draw(), SEGMENTS])
+    assert list_attention(fused)[0].arrays == ("mask",)
 
 
 def test_rows_that_are_masked_as_a_whole() -> None:

@@ -65,6 +65,39 @@ def test_a_mask_is_computed_in_the_body() -> None:
     assert not carries_conditions(check(nested, x))
 
 
+def by_rows(x):
+    mask = (jnp.sum(x, 1) > 0)[:, None] == (jnp.sum(x, 0) > 0)
+    return lax.scan(step, (0, mask, x), None, length=3)[0][2]
+
+
+def by_rows_in_two_loops(x):
+    ids = jnp.sum(x, 1) > 0
+    mask = ids[:, None] == ids
+
+    def outer(carry, _):
+        mask, x = carry
+        x = lax.scan(step, (0, mask, x), None, length=2)[0][2]
+        return (mask, x + jnp.sum(ids)), None
+
+    return lax.scan(outer, (mask, x), None, length=2)[0][1]
+
+
+def test_a_mask_of_far_smaller_arrays_is_computed_in_the_body() -> None:
+    random = np.random.default_rng(0)
+    for function in (by_rows, by_rows_in_two_loops):
+        graph = check(function, random.standard_normal((256, 256)).astype(np.float32))
+        masks = [
+            loop.regions[1][p].shape
+            for loop in find_loops(graph)
+            for p in loop.regions[1].parameters
+            if loop.regions[1][p].dtype.value == "pred"
+        ]
+        assert (256, 256) not in masks
+    # Of 12 numbers it is not worth to carry 7.
+    x = random.standard_normal((3, 4)).astype(np.float32)
+    assert carries_conditions(check(by_rows, x))
+
+
 def test_what_is_read_elsewhere_is_carried_on() -> None:
     """A part of the state that the loop returns twice, that its condition reads, or that is read after it."""
 

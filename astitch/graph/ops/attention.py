@@ -127,7 +127,6 @@ def _check(
     )
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
     require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
-    require(not (masked and a.causal and a.through_masks), "gradients through masks with a band")
     batch, heads, positions, features = _extents(q, a.q)
     groups, keys = _extents(k, a.k)[1:3]
     require_operands(
