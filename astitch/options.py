@@ -1,8 +1,8 @@
 """Every environment name that astitch reads, in one place.
 
 Takes the environment, hands on values; a name set to nothing counts as not set.  They choose where things are
-kept, what is shown and which engine runs, and name files of the owner's decisions.  What is an option of a call is no
-variable.
+kept, what is shown and which engine runs, and name files of the owner's decisions.  They are for who runs a program and
+does not edit it: an option `engine` goes before ASTITCH_ENGINE.  What only a call decides is no variable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPLACED = {
     "ASTITCH_STITCH_LOOPS": "a directive, leave-loops or stitch-bodies (docs/directives.md),",
     "ASTITCH_TUNE": "the option tune= of astitch.enable and astitch.jit",
 }
-"""Names of earlier versions, and what stands in their place: an option of a call is no variable."""
+"""Names of earlier versions, and what stands in their place: what only a call decides is no variable."""
 
 _shared_by_program: list[Path] = []
 

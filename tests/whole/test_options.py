@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+import astitch
 from astitch import options
+from astitch.api.engines import choose_engine
 from astitch.errors import InvalidOption
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,6 +49,15 @@ def test_values_that_make_no_sense(value: str, monkeypatch: pytest.MonkeyPatch) 
         f"environment: ASTITCH_DEBUG={value!r} is not understood\n"
         f"  ASTITCH_DEBUG is {options.NAMES['ASTITCH_DEBUG']}"
     )
+
+
+def test_what_only_a_call_decides_is_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is the machine's too; there an option goes before the variable."""
+    calls = astitch.jit, astitch.enable, astitch.enabled
+    taken = {f"ASTITCH_{name.upper()}" for call in calls for name in signature(call).parameters}
+    assert taken & {*options.NAMES} == {"ASTITCH_ENGINE"}
+    monkeypatch.setenv("ASTITCH_ENGINE", "executor")
+    assert choose_engine("host") == "host"
 
 
 def test_names_are_few_and_documented() -> None:
