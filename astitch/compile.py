@@ -141,7 +141,16 @@ def leave_kernels(compilation: Compilation, left: Mapping[str, str]) -> Compilat
     plans = tuple(plan for plan in compilation.plans if plan.kernel.name not in left)
     all_left = {**compilation.left, **reasons}
     scopes = compilation.scopes
-    program = build_program(scopes.graph, scopes, plans, fallbacks=has_jax(), left=all_left)
+    taken = {epilogue.kernel for epilogue in compilation.program.epilogues}
+    kernels = {plan.scope.name: plan.kernel.name for plan in plans}
+    program = build_program(
+        scopes.graph,
+        scopes,
+        plans,
+        fallbacks=has_jax(),
+        left=all_left,
+        stays=lambda scope: kernels.get(scope.name) not in taken,
+    )
     return replace(compilation, plans=plans, program=program, left=all_left)
 
 

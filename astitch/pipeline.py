@@ -370,6 +370,7 @@ def _build(emitted: Emitted, job: Job) -> Program:
         epilogues=job.target.names_epilogues,
         left=planned.left,
         kernels=emitted.kernels,
+        stays=lambda scope: bool(job.directives.names("keep", scope.members, scope.name)),
     )
     return replace(program, notes=(*program.notes, *job.notes))
 

@@ -47,11 +47,14 @@ class _Kernel:
 
 
 def find_epilogues(
-    graph: Graph, scopes: Mapping[str, Scope], steps: Sequence[Step]
+    graph: Graph,
+    scopes: Mapping[str, Scope],
+    steps: Sequence[Step],
+    stays: Callable[[Scope], bool] = lambda scope: False,
 ) -> tuple[tuple[Epilogue, ...], tuple[str, ...]]:
     """The kernels that are a product's epilogue, and why other kernels that read products are none.
 
-    scopes: by the names of their kernels.
+    scopes: by the names of their kernels.  stays: is a kernel to stay one, whatever a product could take in?
     """
     products = [step.node for step in steps if isinstance(step, LibraryStep)]
     readers = Counter(buffer for step in steps for buffer in {v.buffer for v in _read_by(step)})
@@ -65,11 +68,15 @@ def find_epilogues(
         for step in steps
         if isinstance(step, KernelStep) and step.kernel.name in scopes
     ]
-    return _find_epilogues(graph, kernels, products, readers)
+    return _find_epilogues(graph, kernels, products, readers, stays)
 
 
 def _find_epilogues(
-    graph: Graph, kernels: Iterable[_Kernel], calls: Iterable[Node], readers: Counter[str]
+    graph: Graph,
+    kernels: Iterable[_Kernel],
+    calls: Iterable[Node],
+    readers: Counter[str],
+    stays: Callable[[Scope], bool],
 ) -> tuple[tuple[Epilogue, ...], tuple[str, ...]]:
     """calls: products among other ops.  readers: how many steps read a buffer."""
     products = {node.name: node for node in calls if isinstance(node.attrs, DotAttrs)}
@@ -81,7 +88,10 @@ def _find_epilogues(
         reason = ""
         for product in reversed(read):  # where two are added, one is the other's residual
             try:
-                found.append(_Reader(graph, kernel, product).read(readers[product.name]))
+                epilogue = _Reader(graph, kernel, product).read(readers[product.name])
+                if stays(kernel.scope):
+                    raise _MoreThanThatError("a directive keeps it a kernel")
+                found.append(epilogue)
                 break
             except _MoreThanThatError as error:
                 reason = str(error)

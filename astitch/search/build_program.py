@@ -6,7 +6,7 @@ of XLA's.  Intermediates share one arena by liveness.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -104,10 +104,11 @@ class _ProgramBuilder:
         epilogues: bool,
         left: Mapping[str, str],
         kernels: Mapping[str, CudaKernel],
+        stays: Callable[[Scope], bool] = lambda scope: False,
     ) -> None:
         self.graph, self.scopes, self.fallbacks = graph, scopes, fallbacks
         self.communicates = any(map(communicates, graph))
-        self.wants_epilogues = epilogues
+        self.wants_epilogues, self.stays = epilogues, stays
         self.left, self.kernels = left, kernels
         self.epilogues: tuple[Epilogue, ...] = ()
         self.no_epilogues: tuple[str, ...] = ()
@@ -403,7 +404,9 @@ class _ProgramBuilder:
     def find_epilogues(self) -> None:
         """Notes them, and keeps the operands of their products until the kernel, which may multiply."""
         scopes = {plan.kernel.name: plan.scope for plan in self.plans.values()}
-        self.epilogues, self.no_epilogues = find_epilogues(self.graph, scopes, self.steps)
+        self.epilogues, self.no_epilogues = find_epilogues(
+            self.graph, scopes, self.steps, self.stays
+        )
         kernels = {
             step.kernel.name: number
             for number, step in enumerate(self.steps)
@@ -469,13 +472,14 @@ def build_program(
     epilogues: bool = True,
     left: Mapping[str, str] = MappingProxyType({}),
     kernels: Mapping[str, CudaKernel] | None = None,
+    stays: Callable[[Scope], bool] = lambda scope: False,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
     fallbacks: leave what no kernel and no library computes to XLA; else to the reference interpreter.
     epilogues: name the kernels that a product's library could compute.  left: scopes whose ops XLA (or the
     reference) computes in place of a kernel, by name, each with the reason.  kernels: those of the plans, by scope, if
-    they are emitted already; a plan without one is left.
+    they are emitted already; a plan without one is left.  stays: is a kernel to stay one that a product could take in?
     """
     if kernels is None:
         kernels = emit_kernels(plans, FaultLog())
@@ -488,6 +492,7 @@ def build_program(
         epilogues=epilogues,
         left={**left, **lost},
         kernels=kernels,
+        stays=stays,
     )
     return builder.build(graph.name)
 

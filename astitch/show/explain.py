@@ -166,12 +166,16 @@ def show_convolutions(program: Program) -> list[str]:
     return ["convolutions, where CuPy launches them and cuDNN is there:", *lines] if lines else []
 
 
-def show_epilogues(program: Program) -> list[str]:
-    """Which kernels are epilogues of products, and why others that read products are not."""
+def show_epilogues(program: Program, plans: Sequence[Plan]) -> list[str]:
+    """Which kernels are epilogues of products, each with how that is reversed, and why others that read products are
+    not."""
     if not program.epilogues and not program.no_epilogues:
         return []
     lines = [f"epilogues, where cuBLASLt is there and faster: {len(program.epilogues)}"]
-    return [*lines, *(f"  {note}" for note in (*program.epilogues, *program.no_epilogues))]
+    names = {plan.kernel.name: name_of(plan) for plan in plans}
+    for epilogue in program.epilogues:
+        lines += [f"  {epilogue}", *_undo(f"keep %{names[epilogue.kernel]}")]
+    return [*lines, *(f"  {note}" for note in program.no_epilogues)]
 
 
 def show_faults(faults: Sequence[Fault]) -> list[str]:
@@ -258,7 +262,7 @@ def explain(
         f"library calls: {len(library_steps(program))}",
         *show_outside(program),
         *show_convolutions(program),
-        *show_epilogues(program),
+        *show_epilogues(program, plans),
     ]
     for plan in plans:
         work = measure_work(plan.arrangement.graph, plan.scope.members)

@@ -178,15 +178,36 @@ def deep(x: Any, w: Any) -> Any:
     return jax.value_and_grad(loss)(x)
 
 
+def dense(x: Any, w: Any) -> Any:
+    """Products that could take a kernel in: GELU by tanh, ReLU beside a residual."""
+    y = jax.nn.gelu(x @ w)
+    return jax.nn.relu(y @ w + y), jax.nn.softmax(x, -1)
+
+
+def turns(x: Any, w: Any) -> Any:
+    """A loop that is XLA's, between two kernels."""
+    state, summed = jax.lax.scan(lambda c, y: (jnp.tanh(c @ w + y), c.sum()), x[0] * 0.5, x)
+    return jax.nn.softmax(state, -1), jnp.cumsum(summed)
+
+
 REVERSED = re.compile(r"to reverse it: (.*)|to take another plan: (.*)")
 
 
-def test_every_line_that_the_explanation_prints_is_followed() -> None:
-    plain = compile_it(fn=deep)
+@pytest.mark.parametrize(
+    "fn, verbs",
+    [
+        (deep, {"leave", "plan", "together"}),
+        (dense, {"leave", "plan", "keep"}),
+        (turns, {"leave", "plan"}),
+    ],
+)
+def test_every_line_that_the_explanation_prints_is_followed(fn: Any, verbs: set[str]) -> None:
+    plain = compile_it(fn=fn)
     lines = [one or other for one, other in REVERSED.findall(plain.explain())]
-    assert {line.split()[0] for line in lines} >= {"leave", "plan", "together"}
-    before = [plan.kernel for plan in plain.plans]
+    assert {line.split()[0] for line in lines} >= verbs
+    before = [plan.kernel for plan in plain.plans], plain.program.epilogues
     for line in dict.fromkeys(lines):
-        reversed_ = compile_it(line, fn=deep)
+        reversed_ = compile_it(line, fn=fn)
         assert reversed_.directives == (f"{line}: followed",), line
-        assert [plan.kernel for plan in reversed_.plans] != before, line
+        after = [plan.kernel for plan in reversed_.plans], reversed_.program.epilogues
+        assert after != before, line
