@@ -53,6 +53,9 @@ from astitch.tile.attention import Comparison as LayoutComparison
 LEAST_SCORES = 1 << 20
 """Scores below which the products and the softmax between them stay as they are: a kernel of ours takes longer."""
 
+LEAST_NAMED = 1 << 10
+"""Scores from which attention is named that stays."""
+
 LEAST_OF_LIBRARY = 8 << 20
 """Scores below which the library is not called.  XLA's graphs of launches hold no call of it, so that each costs the
 host 40 us: what the scores of 8 heads of 1,024 positions cost the GPU."""
@@ -160,6 +163,9 @@ class Search:
             if not may_be_scores(self.graph, node, self.gpu):
                 continue
             self.why = ""
+            if node.array.size < LEAST_SCORES:
+                self.name_few(node)
+                continue
             for key in _key_dimensions(node, self.graph):
                 attention = self.find(node, key)
                 if attention and not taken & attention.products:
@@ -169,6 +175,17 @@ class Search:
             else:
                 if self.why:
                     self.left.append(f"%{node.name}: attention stays as it is: {self.why}")
+
+    def name_few(self, scores: Node) -> None:
+        """Says of attention with few scores that it stays.  Products without a batch are rarely scores."""
+        attrs = scores.attrs
+        if not isinstance(attrs, DotAttrs) or not attrs.lhs_batch:
+            return
+        for key in _key_dimensions(scores, self.graph):
+            if self.find(scores, key) or self.why:
+                few = f"{scores.array.size:,} scores are few: a kernel takes longer"
+                self.left.append(f"%{scores.name}: attention stays as it is: {few}")
+                return
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
@@ -458,7 +475,7 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
     attrs = node.attrs
     if not isinstance(attrs, DotAttrs) or len(attrs.lhs_contracting) != 1:
         return False
-    if node.array.size < LEAST_SCORES or not node.dtype.is_float:
+    if node.array.size < min(LEAST_NAMED, LEAST_SCORES) or not node.dtype.is_float:
         return False
     operands = [graph[o] for o in node.operands]
     features = operands[0].shape[attrs.lhs_contracting[0]]

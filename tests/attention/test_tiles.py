@@ -667,6 +667,19 @@ def test_what_stays_is_named(
     assert why in line and line.startswith("%") and line[1:].split(":")[0] in graph.nodes
 
 
+@pytest.mark.parametrize("queries", [QUERIES, 1])
+def test_few_scores_are_named(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one query against a cache."""
+    monkeypatch.setattr(find, "LEAST_SCORES", 1 << 20)
+    monkeypatch.setattr(find, "LEAST_NAMED", 1)
+    q, k, v = draw()
+    graph, _ = fuse(PLAIN["softmax"][0], [q[:, :queries], k, v])
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    (line,) = left
+    assert f"{BATCH * HEADS * queries * QUERIES:,} scores are few" in line
+
+
 @pytest.mark.parametrize(
     "backward",
     [lambda g, d: jnp.where(d != 0, g, 0), lambda g, d: g * d * d, lambda g, d: clip(g) * d],
