@@ -54,8 +54,8 @@ MOST_EXACT = 1 << 28
 class Form:
     """One attention.
 
-    mask: those of none, causal, window, padding, segments, bias, sink, dropout and cap that it has, joined by +.
-    groups: heads of k and v; fewer share.
+    mask: those of none, causal, window, padding, segments, bias, learned (a bias with a gradient), sink, dropout and
+    cap that it has, joined by +.  groups: heads of k and v; fewer share.
     """
 
     length: int
@@ -132,6 +132,8 @@ BESIDE_EACH_OTHER = (
     "causal+padding",
     "padding+bias",
     "causal+bias",
+    "learned",
+    "learned+padding",
     "padding+dropout",
     "cap+dropout",
 )
@@ -148,8 +150,8 @@ def attend(form: Form) -> Callable[..., Any]:
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(wide) / math.sqrt(form.features)
         if "cap" in form.parts:
             scores = CAP * jnp.tanh(scores / CAP)
-        if "bias" in given:
-            scores = scores + given["bias"].astype(wide)
+        for bias in {"bias", "learned"} & given.keys():
+            scores = scores + given[bias].astype(wide)
         if (seen := find_seen(form, given)) is not None:
             scores = jnp.where(seen, scores, -1e9)
         if "sink" in given:
@@ -163,12 +165,17 @@ def attend(form: Form) -> Callable[..., Any]:
             weights = jnp.where(kept, weights / KEPT, 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(q.dtype), v)
 
-    return differentiate(attention, 3 + ("sink" in form.parts)) if form.gradient else attention
+    return differentiate(attention, count_gradients(form)) if form.gradient else attention
+
+
+def count_gradients(form: Form) -> int:
+    """q, k, v and what is learned beside them."""
+    return 3 + len(form.parts & {"sink", "learned"})
 
 
 def list_given(form: Form) -> list[str]:
     """What the formula is given beside q, k and v."""
-    arrays = ("padding", "segments", "bias", "sink", "dropout")
+    arrays = ("learned", "sink", "padding", "segments", "bias", "dropout")
     return [name for name in arrays if name in form.parts]
 
 
@@ -212,11 +219,11 @@ def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any
             named["local_window_size"] = (form.length // 4 - 1, 0)
         if "padding" in given or "segments" in given:
             named["mask"] = find_seen(replace(form, mask="+".join(list_given(form))), given)
-        if "bias" in given:
-            named["bias"] = given["bias"]
+        for bias in {"bias", "learned"} & given.keys():
+            named["bias"] = given[bias]
         return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **named)
 
-    return differentiate(attention) if form.gradient else attention
+    return differentiate(attention, count_gradients(form)) if form.gradient else attention
 
 
 def make_arguments(form: Form) -> list[np.ndarray]:
@@ -235,7 +242,7 @@ def make_arguments(form: Form) -> list[np.ndarray]:
         elif name == "segments":
             starts = random.random((form.batch, form.length)) < DOCUMENTS / form.length
             arrays.append(np.cumsum(starts, 1).astype(np.int32))
-        elif name == "bias":
+        elif name in ("bias", "learned"):
             shape = (1, form.heads, form.length, form.length)
             arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
         elif name == "sink":
@@ -258,7 +265,7 @@ def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
         return placed.to(dtypes[form.dtype])
 
-    if lacks := form.parts & {"cap", "sink"}:
+    if lacks := form.parts & {"cap", "sink", "learned"}:
         raise NotImplementedError(f"torch's call has no {', '.join(sorted(lacks))}")
     q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
     given = dict(zip(list_given(form), arrays[3:], strict=True))

@@ -8,9 +8,11 @@ shifted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.attention.biases import BiasSum, find_sums, fit_bias_gradient
+from astitch.attention.biases import passes_masks as passes_to_bias
 from astitch.attention.choose import EXACT, project
 from astitch.attention.conditions import (
     Comparison,
@@ -87,7 +89,8 @@ class Attention:
     split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
-    gradient: how the program computes that of the scores.  sinks: the nodes that give that of a sink for each row.
+    gradient: how the program computes that of the scores.  sinks, bias_sums: the nodes that give that of a sink
+    for each row, and of a bias.
     """
 
     rows: RowFunctions
@@ -106,6 +109,7 @@ class Attention:
     factor: float
     gradient: Gradient | None = None
     sinks: tuple[SinkGradient, ...] = ()
+    bias_sums: tuple[BiasSum, ...] = ()
     tiles: str = ""
     through_masks: bool = False
 
@@ -192,8 +196,15 @@ class Search:
         graph = self.graph
         rows = RowFunctions(graph, scores, key, self.order)
         readers = _find_readers(graph, rows)
-        read = _find_escaping(graph, rows, {r.product.name for r in readers})
-        if not readers or any(_varies_by_key(rows, name) for name in read):
+        products = {r.product.name for r in readers}
+        sums: list[BiasSum] = []
+        for name in _find_escaping(graph, rows, products) if readers else ():
+            if _varies_by_key(rows, name):
+                found = find_sums(rows, name, products)
+                if found is None:
+                    return None
+                sums += found
+        if not readers:
             return None
         masks = self.masks.find(rows)
         softmax, kinds = None, dict[str, str]()
@@ -225,7 +236,7 @@ class Search:
         gradients = tuple(by_kind[w][0] for w in wanted if w in by_kind)
         if len(gradients) not in (0, 3) or not (forward or gradients):
             return None
-        given = (rows, softmax, forward, gradients, gradient)
+        given = (rows, softmax, forward, gradients, gradient, tuple(sums))
         joined = self.assemble(*given, apart=False)
         apart = self.assemble(*given, apart=True) if softmax.masks else joined
         return self.choose(apart, joined)
@@ -237,6 +248,7 @@ class Search:
         forward: Reader | None,
         gradients: tuple[Reader, ...],
         gradient: Gradient | None,
+        sums: Sequence[BiasSum],
         *,
         apart: bool,
     ) -> Attention | None:
@@ -247,6 +259,9 @@ class Search:
         v = forward.other if forward else None
         sinks = self.read_sinks(rows, softmax, forward, gradients, gradient)
         if sinks is None:
+            return None
+        bias_sums = self.read_bias_sums(rows, softmax, gradient, sums)
+        if bias_sums is None:
             return None
         given, factor = None, 1.0
         if gradients:
@@ -298,7 +313,52 @@ class Search:
             factor=factor,
             gradient=gradient,
             sinks=sinks,
+            bias_sums=bias_sums,
         )
+
+    def read_bias_sums(
+        self,
+        rows: RowFunctions,
+        softmax: Softmax,
+        gradient: Gradient | None,
+        sums: Sequence[BiasSum],
+    ) -> tuple[BiasSum, ...] | None:
+        """What sums the gradient of a bias, with its factor; None where one sums something else."""
+        masks = self.masks.find(rows)
+        found: list[BiasSum] = []
+        for one in sums:
+            fit = fit_bias_gradient(rows, one.value, softmax, gradient, masks) if gradient else None
+            if fit is None:
+                return None
+            found.append(replace(one, factor=fit))
+        return tuple(found)
+
+    def sums_as_kernels(self, attention: Attention) -> bool:
+        """Does our kernel sum the gradients of a bias so: over all of the batch, or of the heads, that share it?"""
+        rows, split = attention.rows, attention.split
+        if not attention.bias_sums:
+            return True
+        if len(attention.softmax.biases) != 1:
+            return False
+        labels = find_repeated(rows, attention.softmax.biases[0])[1]
+        varying = {p for label in labels for p in rows.parts.resolve(label)}
+        batch, heads, queries, keys = (
+            rows.parts.resolve(label)
+            for label in (split.batch, split.heads, split.positions, split.keys)
+        )
+        shared = {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
+        if not shared or not varying >= {*queries, *keys}:
+            return False
+        if any(set(rows.parts.resolve(one.over)) != shared for one in attention.bias_sums):
+            return False
+        masks = self.masks.find(rows)
+        through = attention.softmax.low_first or attention.through_masks
+        if not (attention.masks or attention.comparisons):
+            return True
+        found = {
+            passes_to_bias(rows, one.value, attention.softmax, masks) for one in attention.bias_sums
+        }
+        return found == {through}
 
     def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
         """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""
@@ -343,6 +403,8 @@ class Search:
         found: list[SinkGradient] = []
         masks = self.masks.find(rows)
         for name in _find_escaping(self.graph, rows, {r.product.name for r in readers}):
+            if _varies_by_key(rows, name):
+                continue  # a bias's
             share = fit_sink_gradient(rows, name, softmax, gradient, masks) if gradient else None
             if share is None:
                 return None
@@ -410,6 +472,7 @@ class Search:
             or attention.softmax.cap
             or attention.softmax.drop
             or attention.softmax.sink
+            or attention.bias_sums
             or len(added) > 1
             or (attention.masks and narrow not in ABSORBING)
             or (attention.masks and attention.softmax.empty != EQUAL)
@@ -433,11 +496,14 @@ class Search:
             return None
         found = replace(attention, tiles=_choose_precision(attention))
         if not (masks and attention.gradients):
-            return found
+            return found if self.sums_as_kernels(found) else None
         assert attention.gradient
         known = self.masks.find(attention.rows)
         passes = passes_masks(attention.rows, attention.softmax, attention.gradient, known)
-        return None if passes is None else replace(found, through_masks=passes)
+        if passes is None:
+            return None
+        found = replace(found, through_masks=passes)
+        return found if self.sums_as_kernels(found) else None
 
     def saves_memory(self, attention: Attention, *, bytes_of_masks: int) -> bool:
         """Are arrays of scores far smaller than these?  Numbers are taken to be of the scores' type."""
@@ -550,6 +616,7 @@ def _describe(attention: Attention, graph: Graph) -> AttentionShape:
         masks=tuple(masks),
         comparisons=tuple(comparisons),
         low=softmax.low,
+        sums_bias=bool(attention.bias_sums),
         sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
     )
 

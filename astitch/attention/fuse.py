@@ -139,8 +139,19 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         given_arrays.append(at.add_empty(first, statistics, nodes[k].shape[k_order[1]]))
         attrs = replace(attrs, arrays=(*attrs.arrays, "empty"))
     operands = (q, k, v, statistics, given, o, *given_arrays)
+    if attention.bias_sums:
+        attrs = replace(attrs, sums_bias=True)
+        types = (*types, ArrayType(DType.F32, nodes[dict(arrays)["bias"]].shape))
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
+    for found in attention.bias_sums:
+        value = at.project(first, back, 3)
+        keys = at.rows.parts.resolve(at.rows.key)
+        parts = [
+            label if extent > 1 else ()
+            for label, extent in zip((*of_queries.parts[:3], keys), types[3].shape, strict=True)
+        ]
+        at.put_rows(nodes[found.name], value, parts, found.labels, found.factor)
     of_dq, of_dk, of_dv = of_gradients
     at.put(of_dq, dq, q_order, of_queries, factor)
     at.put(of_dk, dk, k_order, of_keys, factor)
@@ -287,18 +298,29 @@ class _Place:
             raised = of_weight if found.of_weight else below
             p = self.add(node, "exponential", array, (raised,))
             product = self.add(node, "multiply", array, (p, delta))
-            factor = self._splat(node, -found.factor, array)
-            scaled = self.add(node, "multiply", array, (product, factor))
             if not found.factor:
-                scaled = factor
-            labels = list(self.rows.resolved(node.name) or ())
-            value = self._turn(node, scaled, classes.parts[:3], labels)
-            if node.dtype is not DType.F32:
-                type_ = ArrayType(node.dtype, self.nodes[value].shape)
-                value = self.add(node, "convert", type_, (value,))
-            self.nodes[node.name] = replace(
-                node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
-            )
+                product = self._splat(node, 0.0, array)
+            labels = self.rows.resolved(node.name) or ()
+            self.put_rows(node, product, classes.parts[:3], labels, -found.factor or 1.0)
+
+    def put_rows(
+        self,
+        node: Node,
+        value: str,
+        given: Sequence[Label],
+        wanted: Sequence[Label],
+        factor: float,
+    ) -> None:
+        """Puts numbers of f32 whose dimensions have the parts `given`, times a factor, in the place of a node."""
+        value = self._turn(node, value, given, list(map(self.rows.parts.resolve, wanted)))
+        array = self.nodes[value].array
+        if factor != 1.0:
+            value = self.add(node, "multiply", array, (value, self._splat(node, factor, array)))
+        if node.dtype is not DType.F32:
+            value = self.add(node, "convert", ArrayType(node.dtype, array.shape), (value,))
+        self.nodes[node.name] = replace(
+            node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
+        )
 
     def _subtract_statistics(self, origin: Node, statistics: str, x: str) -> str:
         """x without the logarithm of the sum of exponentials of each row."""

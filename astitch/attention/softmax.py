@@ -474,7 +474,7 @@ def find_bend(rows: RowFunctions) -> float | None:
 def _read_empty(rows: RowFunctions, name: str, masks: Container[str], softmax: Softmax) -> str:
     """What probabilities rows have of which all scores are left out."""
     answers: set[str] = set()
-    for drawn in _draw_empty_rows(rows, masks, softmax):
+    for drawn in draw_empty_rows(rows, masks, softmax):
         # In f32, where what leaves scores out absorbs what is added to it.
         found = rows.in_f32().evaluate(name, drawn)
         p = np.broadcast_to(found, drawn[rows.product.name].shape)
@@ -488,7 +488,7 @@ EQUAL_TOLERANCE = 1e-6
 """Of equal probabilities in f32."""
 
 
-def _draw_empty_rows(
+def draw_empty_rows(
     rows: RowFunctions, masks: Container[str], softmax: Softmax
 ) -> Iterator[dict[str, np.ndarray]]:
     """Rows of which all scores are left out: by one mask, by each, and a part by each."""
@@ -533,7 +533,7 @@ def passes_masks(
     """Has a score that is left out a gradient, in a row where all are?  None where neither yes nor no describes it."""
     name, source, factor = gradient.name, gradient.source, gradient.factor
     answers: set[bool | None] = set()
-    for drawn in _draw_empty_rows(rows, masks, softmax):
+    for drawn in draw_empty_rows(rows, masks, softmax):
         shape = drawn[rows.product.name].shape
         dp = np.broadcast_to(drawn[source.name], shape)
         if softmax.drop and softmax.drop.source.name in rows.reads[name]:

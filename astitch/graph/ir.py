@@ -506,7 +506,7 @@ class AttentionAttrs:
     through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
     cap: scaled scores s are cap * tanh(s / cap); 0: they are s.
     gain: of `drop`: probabilities are multiplied by this times a number or condition.
-    arrays: what the last operands are, see graph/ops/attention.py.
+    arrays: what the last operands are, see graph/ops/attention.py.  sums_bias: the gradient gives that of the bias too.
     low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
     """
 
@@ -523,6 +523,7 @@ class AttentionAttrs:
     arrays: tuple[str, ...] = ()
     low: float = 0.0
     low_first: bool = False
+    sums_bias: bool = False
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

@@ -27,6 +27,7 @@ from astitch.tile.attention import (
     Comparison,
     Layout,
     write_forward,
+    write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
 )
@@ -56,12 +57,17 @@ def render_tiled_attention(
     results = node.type.elements
     if node.op == "attention":
         return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
-    of_q, *of_keys = results
+    of_q, *of_keys = results[:3]
     nodes, names = _call(
         node, "queries", write_gradient_of_queries(shape, rates.queries.tiling), [of_q]
     )
     others, more = _call(node, "keys", write_gradient_of_keys(shape, rates.keys.tiling), of_keys)
-    return [*nodes, *others], [*names, *more]
+    nodes, names = [*nodes, *others], [*names, *more]
+    if shape_sums := results[3:]:
+        program = write_gradient_of_bias(shape, rates.bias.tiling)
+        others, more = _call(node, "bias", program, shape_sums)
+        nodes, names = [*nodes, *others], [*names, *more]
+    return nodes, names
 
 
 def _leave_sink_out(node: Node, operands: Sequence[ArrayType]) -> tuple[Node, Sequence[ArrayType]]:
@@ -117,6 +123,7 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         empty=by_name.get("empty"),
         low=a.low,
         low_first=a.low_first,
+        sums_bias=a.sums_bias,
     )
 
 

@@ -1,8 +1,9 @@
-"""Attention and its gradient as tile programs: three kernels, without atomics.
+"""Attention and its gradient as tile programs, without atomics.
 
     forward: q, k, v, arrays... -> o, statistics           a block for each head and tile of queries
     gradient_of_keys: ..., statistics, do, delta -> dk, dv  a block for each head of k and tile of keys
     gradient_of_queries: the same -> dq                     a block for each head and tile of queries
+    gradient_of_bias: the same -> dbias                     a block for each tile of the bias
 
 Scores live in registers.  The forward pass keeps a running maximum and sum for each row, and rescales what it has
 added up (FlashAttention-2, https://arxiv.org/abs/2307.08691).  The gradient computes the scores again, once for dk and
@@ -59,8 +60,8 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
-    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first: see
-    AttentionAttrs.
+    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias:
+    see AttentionAttrs.
     """
 
     batch: int
@@ -87,6 +88,7 @@ class AttentionShape:
     empty: Layout | None = None
     low: float = 0.0
     low_first: bool = False
+    sums_bias: bool = False
 
     @property
     def shared(self) -> int:
@@ -158,6 +160,11 @@ def write_gradient_of_keys(shape: AttentionShape, tiling: Tiling) -> TileProgram
 def write_gradient_of_queries(shape: AttentionShape, tiling: Tiling) -> TileProgram:
     """q, k, v, statistics, do, delta, arrays... -> dq."""
     return _Kernel(shape, tiling).gradient_of_queries()
+
+
+def write_gradient_of_bias(shape: AttentionShape, tiling: Tiling) -> TileProgram:
+    """q, k, v, statistics, do, delta, arrays... -> dbias."""
+    return _BiasKernel(shape, tiling).gradient_of_bias()
 
 
 _Q, _K, _V, _STATISTICS, _DO, _DELTA = range(6)
@@ -623,6 +630,69 @@ class _Kernel:
             (self.grid, 1, 1),
             self.tiling.warps,
             self.tiling.stages,
+        )
+
+
+class _BiasKernel(_Kernel):
+    def gradient_of_bias(self) -> TileProgram:
+        """The batches, and the heads that share a bias, are added up in their order."""
+        b, s, t = self.b, self.shape, self.tiling
+        assert s.bias
+        self.first_array = _GRADIENT
+        own_batches, own_heads = (
+            n if step else 1 for n, step in zip((s.batch, s.heads), s.bias.strides[:2], strict=True)
+        )
+        row_tiles, column_tiles = count_tiles(s.queries, t.queries), count_tiles(s.keys, t.keys)
+        place = b.program_id(0)
+        self.grid = own_batches * own_heads * row_tiles * column_tiles
+        column_block, row_block = place % column_tiles, place / column_tiles % row_tiles
+        own = place / (column_tiles * row_tiles)
+        first_row, first_column = row_block * t.queries, column_block * t.keys
+        rows, columns = first_row + b.range(t.queries), first_column + b.range(t.keys)
+        turns = s.batch * s.heads // (own_batches * own_heads)
+        upper = b.scalar(turns)
+        if s.causal:  # nothing where no query sees a key
+            upper = b.select(first_column < first_row + t.queries, upper, b.scalar(0))
+        if s.window:
+            upper = b.select(first_row < first_column + (t.keys - 1 + s.window), upper, b.scalar(0))
+
+        def locate(number: Tile) -> tuple[Tile, Tile]:
+            """(batch, head) of a turn."""
+            if own_batches == own_heads == 1:
+                return number / s.heads, number % s.heads
+            if own_batches == 1:
+                return number, own
+            if own_heads == 1:
+                return own, number
+            return own / s.heads, own % s.heads
+
+        def turn(number: Tile, total: Tile) -> Sequence[Tile]:
+            batch, head = locate(number)
+            group = head / s.shared
+            q = self._load(_Q, s.q, batch, head, rows, s.queries)
+            k = self._load(_K, s.k, batch, group, columns, s.keys)
+            v = self._load(_V, s.v, batch, group, columns, s.keys)
+            do = self._load(_DO, s.o, batch, head, rows, s.queries)
+            statistics, delta = self._load_rows(batch, head, rows)
+            seen = self._look(batch, head, rows, columns)
+            places = rows.column(), columns.row()
+            p, _ = self._probabilities(q, k, seen, [x.column() for x in statistics], *places)
+            ds = p * (self._drop(self._multiply(do, b.transpose(v)), seen.drop) - delta.column())
+            return (total + (ds if s.low_first else self._stop(ds, seen, None, *places)),)
+
+        start = b.full((t.queries, t.keys), 0.0)
+        (total,) = b.loop(b.scalar(0), upper, 1, (start,), turn)
+        offsets = own * (s.queries * s.keys) + rows.column() * s.keys + columns.row()
+        inside = self._inside(rows, s.queries, t.queries)
+        mask = inside.column() if inside is not None else None
+        inside = self._inside(columns, s.keys, t.keys)
+        if inside is not None:
+            mask = inside.row() if mask is None else mask & inside.row()
+        reads = _GRADIENT + len(s.arrays)
+        b.store(reads, offsets, total, mask)
+        size = own_batches * own_heads * s.queries * s.keys
+        return self._finish(
+            "gradient_of_bias", reads, (s.q, s.k, s.v), (), (Parameter(DType.F32, size),)
         )
 
 

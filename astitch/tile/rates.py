@@ -23,6 +23,9 @@ MOST_ELEMENTS = 2**31 - 1
 FORWARD_LAUNCH_US, GRADIENT_LAUNCH_US = 9.0, 14.0
 """What a kernel takes beyond its products: launch, prologue and tail; of the gradient also the sums of do * o."""
 
+CACHED = 4
+"""So many blocks that are neighbours are taken to read the same rows of an operand from L2; not measured."""
+
 BLOCKS_PER_SM = 2
 """Blocks that an SM needs to reach a rate."""
 
@@ -37,9 +40,15 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
+    """Of the kernels.  bias: not measured; as that of the queries, which reads the same and adds a product."""
+
     forward: Rate
     keys: Rate
     queries: Rate
+
+    @property
+    def bias(self) -> Rate:
+        return replace(self.queries, tiling=BIAS_TILING)
 
 
 def _rate(queries: int, keys: int, warps: int, stages: int, tflops: float) -> Rate:
@@ -100,6 +109,9 @@ _MEASURED: Mapping[tuple[str, int, bool], Rates] = {
 
 Of 128 features in 16 bits with a band, the two kernels of the gradient were timed together.
 """
+
+BIAS_TILING = Tiling(64, 32, 4, 2)
+"""Of the gradient of a bias, of which a block keeps a tile beside one of scores."""
 
 WITH_BIAS = Tiling(64, 32, 4, 2)
 """The tiling where numbers have an element for each score: their tiles lie in shared memory too, beside all others."""
@@ -175,19 +187,27 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
     h100 = preset("h100")
     speed = gpu.sms * gpu.clock_ghz / (h100.sms * h100.clock_ghz)
     of_q, of_k = (shape.q.dtype.bytes * x.size for x in (shape.q, shape.k))
-    # Each kernel's products, the extent that its blocks are cut along, the bytes that it moves.
-    kernels = [
-        (rates.forward, 2, shape.heads * shape.queries, rates.forward.tiling.queries, 2 * of_q),
-    ]
+    # Each kernel's products, its blocks, the bytes that it moves.
+    forward, keys, queries = (r.tiling for r in (rates.forward, rates.keys, rates.queries))
+    of_heads = shape.batch * shape.heads
+    kernels = [(rates.forward, 2, of_heads * count_tiles(shape.queries, forward.queries), 2 * of_q)]
     total = FORWARD_LAUNCH_US
     if gradient:
-        keys, queries = rates.keys.tiling.keys, rates.queries.tiling.queries
-        kernels.append((rates.keys, 4, shape.groups * shape.keys, keys, 2 * of_q + 2 * of_k))
-        kernels.append((rates.queries, 3, shape.heads * shape.queries, queries, 3 * of_q))
+        blocks = shape.batch * shape.groups * count_tiles(shape.keys, keys.keys)
+        kernels.append((rates.keys, 4, blocks, 2 * of_q + 2 * of_k))
+        blocks = of_heads * count_tiles(shape.queries, queries.queries)
+        kernels.append((rates.queries, 3, blocks, 3 * of_q))
         total += 2 * GRADIENT_LAUNCH_US
-    for rate, products, extent, tile, moved in kernels:
-        scores = shape.batch * shape.heads * count_scores(shape, rate.tiling)
-        blocks = shape.batch * count_tiles(extent, tile)
+    if gradient and shape.sums_bias and shape.bias:
+        # A block has a tile of the bias, and reads its rows of q, k, v and do for each batch.
+        rows, columns = BIAS_TILING.queries, BIAS_TILING.keys
+        tiles = count_tiles(shape.queries, rows) * count_tiles(shape.keys, columns)
+        again = 2 * (rows + columns) * tiles * of_heads * _width(shape) * shape.q.dtype.bytes
+        blocks = shape.bias.size // (shape.queries * shape.keys) * tiles
+        kernels.append((rates.bias, 2, blocks, again // CACHED + 4 * shape.bias.size))
+        total += GRADIENT_LAUNCH_US
+    for rate, products, blocks, moved in kernels:
+        scores = of_heads * count_scores(shape, rate.tiling)
         share = min(1.0, blocks / (BLOCKS_PER_SM * gpu.sms))
         flops = 2.0 * products * _width(shape) * scores
         compute_us = flops / (rate.tflops * speed * share * 1e6)

@@ -250,6 +250,109 @@ def test_what_a_barrier_hands_on_is_one_array() -> None:
         compare(one, other, 3e-3)
 
 
+def of_one_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(s + bias))(q, k, v)
+
+
+def of_library_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return jax.nn.dot_product_attention(q, k, v, bias=bias[None])
+
+
+def of_buckets(q: Any, k: Any, v: Any, table: Any) -> Any:
+    """Relative positions, as T5 learns them."""
+    distance = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])
+    bias = table[jnp.clip(distance, -4, 4) + 4].transpose(2, 0, 1)
+    return attend(lambda s: jax.nn.softmax(s + bias[None].astype(s.dtype), -1))(q, k, v)
+
+
+def heads_last(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The bias lies as [queries, keys, heads], the scores as [heads, batch, ...]."""
+    s = jnp.einsum("bqhd,bkhd->hbqk", q, k) / 4 + bias.transpose(2, 0, 1)[:, None]
+    return jnp.einsum("hbqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
+
+
+def vmapped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    def one(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return jax.nn.softmax(q @ k.T / 4 + bias, -1) @ v
+
+    heads = jax.vmap(one, in_axes=(1, 1, 1, 0), out_axes=1)
+    return jax.vmap(heads, in_axes=(0, 0, 0, None))(q, k, v, bias)
+
+
+def causal_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(jnp.where(causal(s), s + bias, -1e9)))(q, k, v)
+
+
+def capped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(3 * jnp.tanh(s / 3) + bias))(q, k, v)
+
+
+def dropped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: of_flax(by_hand(s + bias), KEPT))(q, k, v)
+
+
+def masked_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(jnp.where(lengths(s, MASK), s + bias, -1e9)))(q, k, v)
+
+
+def masked_before_the_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """A bias has a gradient also where all scores of a row are left out."""
+    seen = lengths(jnp.zeros((1, QUERIES)), MASK & np.array([[False], [True]]))
+    return attend(lambda s: by_hand(jnp.where(seen, s, -1e9) + bias))(q, k, v)
+
+
+LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "of each head": (of_one_bias, BIAS),
+    "of all heads": (of_one_bias, BIAS[0]),
+    "library": (of_library_with_bias, BIAS),
+    "buckets": (of_buckets, BIAS[0, :9, :HEADS]),
+    "heads last": (heads_last, BIAS.transpose(1, 2, 0)),
+    "vmap": (vmapped_with_bias, BIAS),
+    "causal": (causal_with_bias, BIAS),
+    "capped": (capped_with_bias, BIAS),
+    "dropout": (dropped_with_bias, BIAS),
+    "masked": (masked_with_bias, BIAS),
+    "masked before": (masked_before_the_bias, BIAS),
+}
+"""Functions of q, k, v and an array that a bias follows from, with it."""
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gradient_of_a_bias(name: str) -> None:
+    function, given = LEARNED[name]
+    fused = check_both(function, [*draw(), given.astype(F32)], arguments=4)
+    assert [a.sums_bias for a in list_attention(fused)] == [False, True]
+
+
+def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
+    def shared(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+        return of_one_bias(q, k, v, bias)
+
+    fused = check_both(shared, [*draw_shared(), BIAS.astype(F32)], arguments=4)
+    assert list_attention(fused)[1].sums_bias
+    for bias in (BIAS.astype(BF16), BIAS.astype(F32)):
+        check_both(
+            of_library_with_bias, [*draw(BF16), bias.astype(BF16)], tolerance=3e-2, arguments=4
+        )
+
+
+def test_other_sums_of_the_gradient_of_scores_stay() -> None:
+    """Of a slope for each head, of a part of the batch, of squares; and of a bias as large as the scores."""
+
+    def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
+        bias = slope[:, None, None] * jnp.arange(k.shape[1])
+        return of_one_bias(q, k, v, bias)
+
+    def whole(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return attend(lambda s: by_hand(s + bias))(q, k, v)
+
+    for function, given in ((slopes, BIAS[0, 0, :HEADS]), (whole, np.stack([BIAS, BIAS]))):
+        which = make_gradient(function, 4)
+        graph, fused = fuse(which, [*draw(), given.astype(F32)])
+        assert str(graph) == str(fused)
+
+
 def test_conditions_of_all_scores_are_read_as_bytes() -> None:
     """They take half of what 16 bits do at the most; numbers as large as the scores are no gain."""
     for dtype, tolerance in ((F32, 3e-3), (BF16, 2e-2)):

@@ -22,6 +22,7 @@ from astitch.hlo.tiled_attention import describe_shape
 from astitch.tile.attention import (
     Tiling,
     write_forward,
+    write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
 )
@@ -110,7 +111,10 @@ def check(case: Case) -> None:
     (dq,) = interpret(write_gradient_of_queries(shape, case.tiling), given)
     dk, dv = interpret(write_gradient_of_keys(shape, case.tiling), given)
     gradients = meanings_of_gradient(node, q, k, v, statistics, do, delta, *case.draw()[4:])
-    compare((dq, dk, dv), gradients, 2 * bound)
+    found = [dq, dk, dv]
+    if attrs.sums_bias:
+        found += interpret(write_gradient_of_bias(shape, case.tiling), given)
+    compare(found, gradients, 2 * bound)
 
 
 def compare(found, wanted, bound: float) -> None:
@@ -161,7 +165,11 @@ def cases(draw) -> Case:
     if any(array[:2] == ("drop", DType.PRED) for array in arrays):
         low = -1e9  # rows of which all is dropped out are 0, not NaN, where the formula says so by a condition
     first = draw(st.booleans())
-    attrs = AttentionAttrs(0.3, causal, window, *orders, tiles, passes, cap, gain, (), low, first)
+    # All elements of a bias along queries and keys have a gradient.
+    sums = bool(arrays) and arrays[0][0] == "bias" and all(arrays[0][2][2:])
+    attrs = AttentionAttrs(
+        0.3, causal, window, *orders, tiles, passes, cap, gain, (), low, first, sums
+    )
     extents = (draw(st.integers(1, 2)), groups * shared, groups, queries, keys)
     return Case(
         (*extents, draw(st.integers(1, 20))),

@@ -212,6 +212,21 @@ def test_documents_in_a_scan() -> None:
     check(gradient(repeat), [*arrays, ids], 4)
 
 
+@pytest.mark.usefixtures("_all_sizes")
+def test_a_bias_that_is_learned() -> None:
+    """Relative positions by buckets: a fourth kernel sums the gradient over the batch."""
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal((2, 20, 4, 16)).astype(np.float32) for _ in range(3)]
+    table = random.standard_normal((9, 4)).astype(np.float32)
+
+    def attend_near(q: Any, k: Any, v: Any, table: Any) -> Any:
+        distance = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])
+        bias = table[jnp.clip(distance, -4, 4) + 4].transpose(2, 0, 1)
+        return attend_with(lambda s: s + bias)(q, k, v)
+
+    check(jax.grad(sum_of_squares(attend_near), argnums=(0, 1, 2, 3)), [*arrays, table], 4)
+
+
 def check(function: Callable[..., Any], arguments: list[Any], calls: int) -> None:
     stitched = stitch_through_hook(function, *arguments)
     assert count_calls(stitched.module) == calls

@@ -1,7 +1,7 @@
 """Attention and its gradient, as libraries and our own kernels compute them: the scores are never written to memory.
 
     attention(q, k, v, arrays...) -> (o, statistics)
-    attention-gradient(q, k, v, statistics, do, o, arrays...) -> (dq, dk, dv)
+    attention-gradient(q, k, v, statistics, do, o, arrays...) -> (dq, dk, dv [, dbias])
 
 q and k have as many features each; v may have others.  k and v may have fewer heads than q: so many heads of q share
 one of theirs.  statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
@@ -21,6 +21,8 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
 Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
+With `sums_bias` it also gives the gradient of the bias, f32 of its shape: that of scores behind a cap, summed over the
+batch or the heads that share the bias.
 
 A row of which masks keep no score has equal probabilities for all keys and statistics of -inf; with a sink it has none.
 Where `low` is -inf and there is no sink it is NaN.  Beside a bias what is left out is a score of `low`, and statistics
@@ -104,7 +106,17 @@ def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
         result_or_delta = result
     require_operands(o == result_or_delta, f"{o} does not belong to {result}")
     require_operands(gradient == result, f"the gradient of {result} is {gradient}")
-    return TupleType((q, k, v))
+    a = attrs_of(node, AttentionAttrs)
+    if not a.sums_bias:
+        return TupleType((q, k, v))
+    bias = dict(zip(a.arrays, arrays, strict=True)).get("bias")
+    scores = (_extents(q, a.q)[2], _extents(k, a.k)[2])
+    require_operands(
+        bool(a.tiles) and bias is not None and bias.shape[2:] == scores,
+        f"no gradient of {bias} is summed",
+    )
+    shape = bias.shape if bias else ()
+    return TupleType((q, k, v, ArrayType(DType.F32, shape)))
 
 
 def _check(
@@ -287,16 +299,22 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
     p, *_ = _softmax(_scores(q, k, a, rows), rows.sink)
     dp = rows.drop_out(np.einsum("bntf,bnsf->bnts", do, v))
-    ds = a.scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    added = ds if a.low_first or a.through_masks else np.where(rows.kept, ds, 0.0)
+    ds = a.scale * ds
     if a.cap:
         ds = ds * (1 - np.tanh(a.scale / a.cap * np.einsum("bntf,bnsf->bnts", q, k)) ** 2)
     if not a.through_masks:
         ds = np.where(rows.kept, ds, 0.0)
-    return (
+    results = (
         _restore(np.einsum("bnts,bnsf->bntf", ds, k), a.q, q.shape[1], dtype),
         _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),
         _restore(np.einsum("bnts,bntf->bnsf", rows.drop_out(p), do), a.v, groups, dtype),
     )
+    if not a.sums_bias or rows.bias is None:
+        return results
+    shared = tuple(d for d in range(2) if rows.bias.shape[d] == 1)
+    return (*results, added.sum(shared, keepdims=True).astype(np.float32))
 
 
 ROWS: dict[str, Op] = {

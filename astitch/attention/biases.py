@@ -1,0 +1,108 @@
+"""The gradient of a bias: that of the scores, summed over the batch or the heads that share the bias.
+
+Takes what is read of the rows besides products, hands on the nodes that give such sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import numpy as np
+
+from astitch.attention.rows import Label, RowFunctions, read_scalar
+from astitch.attention.softmax import (
+    GRADIENT_TOLERANCE,
+    NOTHING,
+    Gradient,
+    Softmax,
+    draw_empty_rows,
+    draw_near,
+    list_draws,
+)
+from astitch.graph.ir import DimensionsAttrs
+from astitch.graph.ops import OPS, monoid_of
+
+
+@dataclass(frozen=True)
+class BiasSum:
+    """name: a node that sums `value`, factor * p * (dp - sum(p * dp)), over these parts.  labels: of the node."""
+
+    name: str
+    value: str
+    over: Label
+    labels: tuple[Label, ...]
+    factor: float = 1.0
+
+
+def find_sums(
+    rows: RowFunctions, value: str, products: Container[str]
+) -> tuple[BiasSum, ...] | None:
+    """The sums that are read of a value of the rows, beside products and the rows; None where something else is."""
+    graph, labels = rows.graph, rows.resolved(value)
+    if value in graph.outputs or labels is None:
+        return None
+    found: list[BiasSum] = []
+    key = set(rows.parts.resolve(rows.key))
+    for user in graph.users[value]:
+        node = graph[user]
+        if user in rows.labels or user in products:
+            continue
+        attrs = node.attrs
+        if not (OPS[node.op].is_reduce and isinstance(attrs, DimensionsAttrs)):
+            return None
+        if len(node.operands) != 2 or monoid_of(node.regions[0]) != "add":
+            return None
+        if node.operands[0] != value or read_scalar(graph, node.operands[1]) != 0:
+            return None
+        over = tuple(p for d in attrs.dimensions for p in labels[d])
+        if key & set(over):
+            return None
+        kept = tuple(label for d, label in enumerate(labels) if d not in attrs.dimensions)
+        found.append(BiasSum(user, value, over, kept))
+    return tuple(found)
+
+
+def fit_bias_gradient(
+    rows: RowFunctions, value: str, softmax: Softmax, gradient: Gradient, masks: Container[str]
+) -> float | None:
+    """factor, where a value is factor * p * (dp - sum(p * dp)); None where it is not."""
+    drop, source = softmax.drop, gradient.source
+    known = {*softmax.sources, source.name, *([drop.source.name] if drop else [])}
+    if not rows.reads[value] <= known:
+        return None
+    factors: list[float] = []
+    for seed, draw in enumerate(list_draws(softmax.cap)):
+        drawn = draw_near(rows, softmax, masks, seed, draw)
+        drawn = rows.replace_drawn(drawn, source, drawn[source.name] * draw.gradient)
+        full = softmax.list_full(drawn)
+        p = softmax.evaluate(drawn[rows.product.name], drawn)
+        dp = np.broadcast_to(drawn[source.name], p.shape)
+        if drop and drop.source.name in rows.reads[gradient.name]:
+            dp = dp * drop.read(drawn)
+        wanted = (p * (dp - (p * dp).sum(1, keepdims=True)))[full]
+        given = np.broadcast_to(rows.evaluate(value, drawn), p.shape)[full]
+        floor = NOTHING * np.max(abs(dp))
+        if not np.all(np.isfinite(given)):
+            return None
+        if factors and np.max(abs(wanted)) <= floor:
+            if np.max(abs(given)) > 2 * max(factors) * floor:
+                return None
+            continue
+        factor = float((given * wanted).sum() / (wanted * wanted).sum())
+        if np.max(abs(given - factor * wanted)) > GRADIENT_TOLERANCE * np.max(abs(given)):
+            return None
+        factors.append(factor)
+    low, high = min(factors), max(factors)
+    return high if low > 0 and high - low <= GRADIENT_TOLERANCE * high else None
+
+
+def passes_masks(
+    rows: RowFunctions, value: str, softmax: Softmax, masks: Container[str]
+) -> bool | None:
+    """Has a bias a gradient in rows of which masks leave out all scores?  None where some have and some have not."""
+    answers = {
+        bool(rows.in_f32().evaluate(value, drawn).any())
+        for drawn in draw_empty_rows(rows, masks, softmax)
+    }
+    return answers.pop() if len(answers) == 1 else None if answers else False
