@@ -460,7 +460,7 @@ class Search:
         """Has cuDNN such a kernel?"""
         added = attention.added
         narrow, features = attention.q.dtype, count_features(self.graph, attention.q)
-        if not self.saves_memory(attention, bytes_of_masks=narrow.bytes):
+        if not self.saves_memory(attention, of_library=True):
             return False
         hopper = self.gpu.compute_capability >= HOPPER
         if (
@@ -492,7 +492,7 @@ class Search:
         masks = bool(attention.masks or attention.comparisons)
         if len(biases) > 1 or any(self.graph[b.name].dtype not in _OF_TILES for b in biases):
             return None
-        if not self.saves_memory(attention, bytes_of_masks=DType.PRED.bytes):
+        if not self.saves_memory(attention, of_library=False):
             return None
         found = replace(attention, tiles=_choose_precision(attention))
         if not (masks and attention.gradients):
@@ -505,14 +505,17 @@ class Search:
         found = replace(found, through_masks=passes)
         return found if self.sums_as_kernels(found) else None
 
-    def saves_memory(self, attention: Attention, *, bytes_of_masks: int) -> bool:
-        """Are arrays of scores far smaller than these?  Numbers are taken to be of the scores' type."""
+    def saves_memory(self, attention: Attention, *, of_library: bool) -> bool:
+        """Are arrays of scores far smaller than these?  Numbers are taken to be of the scores' type; the library has
+        numbers for masks too."""
         rows, narrow = attention.rows, attention.q.dtype.bytes
+        of_masks = narrow if of_library else DType.PRED.bytes
         most = rows.product.array.size * narrow // LEAST_SAVED
         masks = [mask.source for mask in attention.masks]
         for source in attention.added:
-            size = count_added(rows, attention.split, find_repeated(rows, source)[1])
-            if size * (bytes_of_masks if source in masks else narrow) > most:
+            labels = find_repeated(rows, source)[1]
+            size = count_added(rows, attention.split, labels, of_library=of_library)
+            if size * (of_masks if source in masks else narrow) > most:
                 return False
         return True
 
@@ -581,7 +584,7 @@ def _describe(attention: Attention, graph: Graph) -> AttentionShape:
             int(not varying.isdisjoint(parts.resolve(label)))
             for label in (split.positions, split.keys)
         )
-        size = count_added(attention.rows, split, labels)
+        size = count_added(attention.rows, split, labels, of_library=False)
         return Layout(graph[source.name].dtype, size, (0, 0, by_row, by_column), 0)
 
     def lay_out_all(sources: Iterable[Source]) -> list[Layout]:

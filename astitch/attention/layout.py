@@ -179,13 +179,19 @@ def _count_moved(
     return moved
 
 
-def count_added(rows: RowFunctions, split: Split, added: Sequence[Label]) -> int:
-    """The elements of the library's form of a mask or bias that varies along these parts.
+def count_added(
+    rows: RowFunctions, split: Split, added: Sequence[Label], *, of_library: bool = True
+) -> int:
+    """The elements of a mask or bias that varies along these parts.
 
-    The library repeats it along the batch and along the heads, but each as a whole.
+    Batch, heads, positions and keys are each repeated as a whole or not at all; the library repeats the first two.
     """
     varying = {p for label in added for p in rows.parts.resolve(label)}
-    repeated = [label for label in (split.batch, split.heads) if varying.intersection(label)]
+    repeated = [split.batch, split.heads]
+    whole = [split.positions, split.keys]
+    if not of_library:
+        repeated, whole = [*repeated, *whole], []
+    labels = [label for label in repeated if varying.intersection(rows.parts.resolve(label))]
     return prod(
-        rows.parts.extents[p] for label in (*repeated, split.positions, split.keys) for p in label
+        rows.parts.extents[p] for label in (*labels, *whole) for p in rows.parts.resolve(label)
     )

@@ -240,7 +240,7 @@ def _fit_alone(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax 
     # What is the same along a row can be a sink; so can a constant.
     candidates = [source for source in others if not rows.varies_along_key(source)]
     drawn = rows.draw(0, masks)
-    p = np.broadcast_to(rows.evaluate(name, drawn), (ROWS, KEYS))
+    p = _evaluate(rows, name, drawn, own)
     if not np.all(np.isfinite(p)) or np.any(p < 0):
         return None
     is_whole = bool(np.all(abs(p.sum(1) - 1) <= TOLERANCE))
@@ -255,6 +255,15 @@ def _fit_alone(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax 
         if fit:
             return _finish_fit(rows, name, masks, own, biases, fit)
     return None
+
+
+def _evaluate(
+    rows: RowFunctions, name: str, drawn: Mapping[str, np.ndarray], masks: Sequence[Source]
+) -> np.ndarray:
+    """Probabilities; equal ones in the place of NaN, as rows may have of which masks leave out all scores."""
+    p = np.broadcast_to(rows.evaluate(name, drawn), (ROWS, KEYS))
+    empty = np.isnan(p).all(1, keepdims=True)
+    return np.where(empty, 1 / KEYS, p) if masks else p
 
 
 def _finish_fit(
@@ -342,7 +351,7 @@ def _fit_draws(
                 drawn, sink, draw.mean + draw.deviation * drawn[sink.name] / 2
             )
         scores = drawn[rows.product.name]
-        p = np.broadcast_to(rows.evaluate(name, drawn), scores.shape)
+        p = _evaluate(rows, name, drawn, own)
         if draw in FAR_DRAWS and not np.any(np.isfinite(p)):
             continue
         seen = [np.broadcast_to(as_seen(drawn[m.name]), scores.shape) for m in own]

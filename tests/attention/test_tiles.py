@@ -353,6 +353,17 @@ def test_other_sums_of_the_gradient_of_scores_stay() -> None:
         assert str(graph) == str(fused)
 
 
+def test_one_row_of_numbers_is_small_beside_one_head() -> None:
+    """Of one batch and one head, or a row for each head: no array has an element for each score."""
+    q, k, v = (x[:1] for x in draw())
+    function = attend(lambda s, b: by_hand(s + b))
+    for heads in (1, HEADS):
+        arrays = [x[:, :, :heads] for x in (q, k, v)]
+        fused = check_both(function, [*arrays, BIAS[None, :heads, :1].astype(F32)])
+        (node,) = (node for node in fused if node.op == "attention")
+        assert fused[node.operands[3]].array.size == heads * QUERIES
+
+
 def test_conditions_of_all_scores_are_read_as_bytes() -> None:
     """They take half of what 16 bits do at the most; numbers as large as the scores are no gain."""
     for dtype, tolerance in ((F32, 3e-3), (BF16, 2e-2)):
