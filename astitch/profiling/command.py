@@ -25,6 +25,7 @@ from astitch.profiling.collection import render_comparison, render_programs
 from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_target
 from astitch.profiling.report import Report
 from astitch.profiling.script import MOST_PROGRAMS, is_script, read_script
+from astitch.profiling.trace_file import render_trace
 
 PROGRAM = "astitch-profile"
 INSTALL = "pip install 'astitch[profile]'"
@@ -92,6 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the timelines for Perfetto, as trace events",
+    )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument(
         "--compare", type=Path, metavar="BASE.json", help="regressions since an earlier --json"
@@ -152,7 +159,7 @@ def check_options(options: argparse.Namespace) -> None:
 
         find_ncu()
     outputs: dict[Path, str] = {}
-    for name in ("json", "html", "diff"):
+    for name in ("json", "html", "trace", "diff"):
         path = getattr(options, name)
         if path is None:
             continue
@@ -235,10 +242,11 @@ def run_programs(options: argparse.Namespace) -> int:
 
     from astitch.profiling.terminal import WIDTH, print_report
 
-    if options.compare:
-        raise AstitchError(
-            "--compare wants one program, and a script has several\n  give FILE.py:function, or a report's JSON"
-        )
+    for name in ("compare", "trace"):
+        if getattr(options, name):
+            raise AstitchError(
+                f"--{name} wants one program, and a script has several\n  give FILE.py:function, or a report's JSON"
+            )
     asked = read_options(options)
     device = choose_gpu(asked)
     if device is None:
@@ -280,6 +288,8 @@ def write_outputs(options: argparse.Namespace, report: Report) -> Path | None:
         texts[options.json] = json.dumps(report.to_dict(), separators=(",", ":")) + "\n"
     if page:
         texts[page] = report.to_html()
+    if options.trace:
+        texts[options.trace] = render_trace(report)
     for path, text in texts.items():
         write_whole(path, text)
         print(f"wrote {path}", file=sys.stderr)

@@ -279,6 +279,55 @@ def draw_timeline(report: Report) -> str:
     return "".join([*out, "</svg>"])
 
 
+def draw_memory(report: Report) -> str:
+    """Device memory in use over one call, a curve for each side, and what each compiler planned."""
+    sides = [side for side in report.sides if side.memory.points]
+    if not sides:
+        return ""
+    left, right, top, bottom = 76, 120, 12, 30
+    height = 240
+    most = max(max(side.memory.peak or 0, side.planned_bytes or 0) for side in sides)
+    across, up = PLOT_WIDTH - left - right, height - top - bottom
+    scale = up / max(most, 1)
+    out = [_open_svg(PLOT_WIDTH, height, "Device memory over one call")]
+    for share in (0.0, 0.5, 1.0):
+        y = top + up * (1 - share)
+        out.append(
+            f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + across}" y2="{y:.1f}"/>'
+        )
+        label = format_bytes(round(most * share)) if share else "0"
+        out.append(_text(left - 8, y + 4, label, "label small", anchor="end"))
+    for text, x, anchor in (("first kernel", left, "start"), ("last", left + across, "end")):
+        out.append(_text(x, height - 8, text, "label small", anchor=anchor))
+    labels: list[float] = []
+    for side in sides:
+        memory, name = side.memory, SIDE_NAMES[side.name]
+        wide = across / len(memory.points)
+        corners = [
+            f"{left + wide * (number + step):.1f},{top + up - points * scale:.1f}"
+            for number, points in enumerate(memory.points)
+            for step in (0, 1)
+        ]
+        tip = _tip(f"{name}: at most {format_bytes(memory.peak)}, at {memory.peak_at}")
+        told = f'class="curve {side.name}" tabindex="0" role="img" {tip}'
+        out.append(f'<polyline {told} points="{" ".join(corners)}"/>')
+        if side.planned_bytes:
+            y = top + up - side.planned_bytes * scale
+            line = f'x1="{left}" y1="{y:.1f}" x2="{left + across}" y2="{y:.1f}"'
+            out.append(f'<line class="planned {side.name}" {line}/>')
+        y = top + up - (memory.peak or 0) * scale + 4
+        while any(abs(y - other) < LINE for other in labels):
+            y += 1
+        labels.append(y)
+        shown = f"{name} {format_bytes(memory.peak)}"
+        out.append(_text(left + across + 8, y, shown, "label small"))
+    return "".join([*out, "</svg>"])
+
+
+LINE = 15
+"""Between two lines of small text."""
+
+
 def join_short(events: Sequence[Event], us: float) -> Iterator[list[Event]]:
     """Events that are drawn as one: neighbours that lie in a stroke of the pen.  us: what a stroke covers."""
     run: list[Event] = []

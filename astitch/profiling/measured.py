@@ -27,6 +27,7 @@ from astitch.profiling.kernel_trace import (
     classify_kernel,
     record_launches,
 )
+from astitch.profiling.memory import trace_module, trace_program
 from astitch.profiling.report import (
     COPY,
     MEASURED,
@@ -500,9 +501,9 @@ def measure_sides(
     sides = {}
     for name, side in prepared.items():
         traced = trace_calls(side.runner, walls[name].median, flush)
-        known = Launches(())
+        known, memory = Launches(()), trace_program(compilation.program)
         if side.module is not None:
-            known = read_xla_kernels(side.module, gpu)
+            known, memory = read_xla_kernels(side.module, gpu), trace_module(side.module)
         if name == "astitch":
             known = (
                 replace(known, kernels=join_stitched(known, stitched.kernels))
@@ -521,6 +522,7 @@ def measure_sides(
             compile_s=side.compile_s,
             planned_bytes=side.planned_bytes
             or (stitched.planned_bytes if name == "astitch" else None),
+            memory=memory,
         )
     machine = describe_machine(gpu, flush_l2=flush_l2)
     return Measured(sides["xla"], sides["astitch"], stitched, compilation, machine)

@@ -5,13 +5,15 @@ Whatever comes from a report (names in HLO files, paths, texts of errors) is esc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
 from astitch.profiling.figures import (
     PARTS,
     draw_ablation,
+    draw_memory,
     draw_program,
     draw_roofline,
     draw_split,
@@ -128,8 +130,10 @@ def _list_sections(report: Report) -> Iterator[tuple[str, str, str]]:
     )
     picture = _scroll(draw_timeline(report))
     yield "Timeline", "timeline", _section("timeline", "Timeline", picture, note)
+    yield "Memory", "memory", render_memory(report)
     yield "Ablation", "ablation", render_ablation(report)
     yield "Refusals", "refusals", render_refusals(report)
+    yield "Source", "source", render_excerpts(report)
     yield "Machine", "machine", render_machine(report)
 
 
@@ -297,13 +301,13 @@ def render_layers(report: Report) -> str:
     time = "time" if report.measured else "speed of light"
     head = (
         f"<thead><tr><th>layer</th><th>XLA launches</th><th>XLA {time}</th><th>astitch launches</th>"
-        f"<th>astitch {time}</th><th>XLA / astitch</th></tr></thead>"
+        f"<th>astitch {time}</th><th>XLA / astitch</th><th>one kernel</th></tr></thead>"
     )
     cells = [
         f"<tr><th scope=row>{escape(row.name)}</th>"
         f"<td>{format_count(row.xla_launches)}</td><td>{format_us(row.xla_us)}</td>"
         f"<td>{format_count(row.astitch_launches)}</td><td>{format_us(row.astitch_us)}</td>"
-        f"<td>{format_ratio(row.xla_us, row.astitch_us)}</td></tr>"
+        f"<td>{format_ratio(row.xla_us, row.astitch_us)}</td><td>{format_us(row.whole_us)}</td></tr>"
         for row in rows
     ]
 
@@ -314,7 +318,8 @@ def render_layers(report: Report) -> str:
     folded = _fold(f"{len(more)} more layers", table(more)) if more else ""
     note = (
         "By the scopes that ops are named after. A kernel with ops of several layers counts as a launch of each, and "
-        "its time is divided by their ops."
+        "its time is divided by their ops. One kernel: the least that the layer would take if its stitch ops "
+        "were one kernel; its products stay as they are."
     )
     return _section("layers", "Layers", table(cells[:FIRST_LAYERS]) + folded, note)
 
@@ -632,12 +637,35 @@ def render_ablation(report: Report) -> str:
     )
 
 
+def render_memory(report: Report) -> str:
+    """The curves of both sides, and the same in words."""
+    rows = "".join(
+        f"<tr><th scope=row>{SIDE_NAMES[side.name]}</th><td>{format_bytes(side.memory.peak)}</td>"
+        f"<td>{format_bytes(side.planned_bytes)}</td><td>{escape(side.memory.peak_at)}</td></tr>"
+        for side in report.sides
+        if side.memory.points
+    )
+    if not rows:
+        return ""
+    head = (
+        "<thead><tr><th></th><th>most in use</th><th>planned</th><th>at its peak</th></tr></thead>"
+    )
+    table = f'<table class="plain prose">{head}<tbody>{rows}</tbody></table>'
+    return _section(
+        "memory",
+        "Memory over one call",
+        f'<div class="scroll">{draw_memory(report)}</div>{_scroll(table)}',
+        "Arguments, results and the values between kernels, in the order of each schedule. The curves count what is "
+        "read later; the broken lines are what each compiler planned, some percent off.",
+    )
+
+
 def render_refusals(report: Report) -> str:
     if not (report.refusals or report.outside or report.splits or report.loops):
         return ""
-    table = _refusal_table(report.refusals[:FIRST_REFUSALS]) or "<p>None.</p>"
+    table = _refusal_table(report.refusals[:FIRST_REFUSALS], report) or "<p>None.</p>"
     if rest := report.refusals[FIRST_REFUSALS:]:
-        table += _fold(f"{len(rest)} more", _refusal_table(rest))
+        table += _fold(f"{len(rest)} more", _refusal_table(rest, report))
     for title, lines in (
         ("Left to XLA", report.outside),
         ("Kernels with a symptom", report.splits),
@@ -651,21 +679,50 @@ def render_refusals(report: Report) -> str:
     )
 
 
-def _refusal_table(refusals: Sequence[Refusal]) -> str:
-    rows = "".join(map(_refusal_row, refusals))
+def _refusal_table(refusals: Sequence[Refusal], report: Report) -> str:
+    rows = "".join(_refusal_row(refusal, report.excerpts) for refusal in refusals)
     return rows and (
         '<div class="scroll"><table class="plain prose wide"><thead><tr><th>from</th><th>to</th>'
         f"<th>why they are two</th><th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
-def _refusal_row(refusal: Refusal) -> str:
+def _refusal_row(refusal: Refusal, excerpts: Mapping[str, Sequence[str]]) -> str:
     other = refusal.consumer if refusal.consumer != refusal.producer else ""
-    sources = "<br>".join(f"<code>{escape(line)}</code>" for line in refusal.sources)
+    sources = "<br>".join(_link_source(line, excerpts) for line in refusal.sources)
     return (
         f"<tr><td><code>{escape(refusal.producer)}</code></td><td><code>{escape(other)}</code></td>"
         f"<td>{escape(refusal.reason)}</td><td>{sources}</td></tr>"
     )
+
+
+def _link_source(source: str, excerpts: Mapping[str, Sequence[str]]) -> str:
+    """The place of an op: a link to its line where the page has it."""
+    place, _, name = source.partition(" ")
+    if place not in excerpts:
+        return f"<code>{escape(source)}</code>"
+    link = f'<a href="#{_anchor(place)}"><code>{escape(place)}</code></a>'
+    return f"{link} <code>{escape(name)}</code>" if name else link
+
+
+def _anchor(place: str) -> str:
+    return escape("at-" + re.sub(r"[^\w.-]", "-", place), quote=True)
+
+
+def render_excerpts(report: Report) -> str:
+    """The lines of the user's program that refusals name."""
+    blocks = []
+    for place, lines in report.excerpts.items():
+        line = place.rpartition(":")[2]
+        shown = "\n".join(
+            f'<span class="here">{escape(text)}</span>' if text.split()[0] == line else escape(text)
+            for text in lines
+        )
+        blocks.append(
+            f'<div class="excerpt" id="{_anchor(place)}"><h4><code>{escape(place)}</code></h4><pre>{shown}</pre></div>'
+        )
+    note = "The lines that refusals name, as they were when this page was written."
+    return _section("source", "Source", "".join(blocks), note)
 
 
 def render_machine(report: Report) -> str:

@@ -24,13 +24,16 @@ from astitch.profiling.ablation import ablate, start_with_xla
 from astitch.profiling.counters import add_counters, count_kernels, keep_compiled
 from astitch.profiling.inside_xla import compile_inside, join_stitched
 from astitch.profiling.measured import measure_ablation, measure_sides
-from astitch.profiling.report import Machine, Report, Side, Step
+from astitch.profiling.memory import trace_module, trace_program
+from astitch.profiling.report import Machine, Memory, Report, Side, Step
 from astitch.profiling.stitched import (
     DescribedProgram,
     describe_program,
     describe_refusals,
     find_separations,
     lay_out,
+    measure_layers,
+    read_excerpts,
     side_of,
 )
 from astitch.profiling.target import Target, trace_function
@@ -164,7 +167,7 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
         engine="static",
         machine=describe_preset(gpu),
         xla=xla,
-        astitch=join_sides(inside, stitched, compile_s),
+        astitch=join_sides(inside, stitched, compile_s, trace_program(compilation.program)),
         steps=stitched.steps,
         ablation=tuple(start_with_xla(xla, rows)) if rows else (),
         **describe_decisions(compilation, stitched.steps),
@@ -215,13 +218,16 @@ def name_engine(target: Target, asked: str | None) -> str:
     return "executor" if target.function is None else choose_engine(asked)
 
 
-def join_sides(inside: Side, stitched: DescribedProgram, compile_s: float) -> Side:
-    """astitch's side: as XLA launches it where its compiler is here, else as the program's own steps."""
+def join_sides(inside: Side, stitched: DescribedProgram, compile_s: float, memory: Memory) -> Side:
+    """astitch's side: as XLA launches it where its compiler is here, else as the program's own steps.
+
+    memory: of these.
+    """
     if inside.missing:
         note = (
             f"products as the program calls them, not as XLA would compile them: {inside.missing}"
         )
-        return side_of(stitched, compile_s, [note])
+        return replace(side_of(stitched, compile_s, [note]), memory=memory)
     kernels = join_stitched(Launches(tuple(inside.kernels)), stitched.kernels)
     return replace(
         inside,
@@ -233,11 +239,15 @@ def join_sides(inside: Side, stitched: DescribedProgram, compile_s: float) -> Si
 
 def describe_decisions(compilation: Compilation, steps: Sequence[Step]) -> dict[str, Any]:
     """Fields of the report that say what the compiler decided.  steps: of the program."""
+    graph = compilation.scopes.graph
+    refusals = (
+        *describe_refusals(graph, compilation.scopes.refusals),
+        *find_separations(compilation, steps),
+    )
     return {
-        "refusals": (
-            *describe_refusals(compilation.scopes.graph, compilation.scopes.refusals),
-            *find_separations(compilation, steps),
-        ),
+        "refusals": refusals,
+        "excerpts": read_excerpts(graph, refusals),
+        "whole_us": measure_layers(compilation),
         "share": tuple(compilation.share.lines),
         "outside": tuple(map(str, compilation.program.outside)),
         "splits": tuple(map(str, compilation.splits)),
@@ -283,6 +293,7 @@ def describe_ahead(name: str, ahead: AheadOfTime | str, gpu: Gpu) -> Side:
         compile_s=found.seconds,
         planned_bytes=found.planned_bytes,
         notes=tuple(notes),
+        memory=trace_module(found.module),
     )
 
 

@@ -153,6 +153,23 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory in use over one call, in the order in which its kernels run: of values, packed without gaps.
+
+    points: bytes, each the most of some neighbouring steps.  peak_at: what runs where it is highest.  steps: how many
+    instructions or launches there are.
+    """
+
+    points: Sequence[int] = ()
+    peak_at: str = ""
+    steps: int = 0
+
+    @property
+    def peak(self) -> int | None:
+        return max(self.points) if self.points else None
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of the stitched program.  kind: kernel, library, xla or reference.  reads: numbers of earlier steps."""
 
@@ -181,6 +198,7 @@ class Side:
     compile_s: float | None = None
     planned_bytes: int | None = None
     notes: Sequence[str] = ()
+    memory: Memory = Memory()
 
     def count(self, kind: str) -> float | None:
         """Launches of a class in one call."""
@@ -306,6 +324,8 @@ class Report:
     light of astitch's program.  share: how much of the memory-intensive time is stitched, as projected, and what is
     left.  steps: of the stitched program.  outside: what no kernel and no library computes.
     splits: stitch ops that were looked at twice.  loops: which are one kernel, and why others are not.
+    whole_us: of each layer of the model its part of its stitch ops' speed of light, were these one kernel.
+    excerpts: the lines of the user's program around those that refusals name, by "FILE:LINE".
     """
 
     target: str
@@ -323,6 +343,8 @@ class Report:
     loops: Sequence[str] = ()
     stage_s: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    whole_us: Mapping[str, float] = field(default_factory=dict)
+    excerpts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property

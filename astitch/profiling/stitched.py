@@ -5,6 +5,7 @@ Takes what the compiler made, hands on values of the Report.  Nothing is run.
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import loop_key
 from astitch.loops.emit import LoopKernel
 from astitch.mapping.stitch_scheme import Scheme
+from astitch.profiling.layers import count_layers
 from astitch.profiling.report import (
     MEMORY,
     PRODUCT,
@@ -48,6 +50,7 @@ from astitch.program.steps import (
 from astitch.program.steps import Step as ProgramStep
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
+from astitch.show.share import measure_part
 from astitch.stitch_scope import Refusal as ScopeRefusal
 from astitch.toolchain.nvrtc import Resources
 from astitch.xla.stitch_loops import find_loops
@@ -344,6 +347,59 @@ def describe_refusals(graph: Graph, refusals: Iterable[ScopeRefusal]) -> Iterato
             refusal.reason,
             tuple(list_sources(graph, known)),
         )
+
+
+def measure_layers(compilation: Compilation) -> dict[str, float]:
+    """Of each layer of the model: its part of the stitch ops that it has ops in, were these one kernel.
+
+    That kernel's speed of light is divided among layers as a kernel's time is.
+    """
+    graph = compilation.scopes.graph
+    sources = {
+        plan.scope.name: tuple(list_sources(graph, plan.scope.members))
+        for plan in compilation.plans
+    }
+    members = {plan.scope.name: plan.scope.members for plan in compilation.plans}
+    inside: dict[str, list[str]] = {}
+    for name, places in sources.items():
+        for layer in count_layers(places):
+            inside.setdefault(layer, []).append(name)
+    lights: dict[tuple[str, ...], float] = {}
+    found = {}
+    for layer, names in inside.items():
+        key = tuple(names)
+        if key not in lights:
+            together = [member for name in names for member in members[name]]
+            lights[key] = measure_part(graph, together, compilation.gpu)
+        parts = count_layers(place for name in names for place in sources[name])
+        found[layer] = lights[key] * parts[layer] / sum(parts.values())
+    return found
+
+
+LINES_AROUND = 2
+"""Of a line that a refusal names, before and behind it."""
+
+MOST_EXCERPTS = 100
+
+
+def read_excerpts(graph: Graph, refusals: Iterable[Refusal]) -> dict[str, tuple[str, ...]]:
+    """The lines around those that refusals name, numbered, by "FILE:LINE"; of files that can be read."""
+    named = {source.partition(" ")[0] for refusal in refusals for source in refusal.sources}
+    places = {shorten_path(node.source): node.source for node in graph if node.source}
+    found: dict[str, tuple[str, ...]] = {}
+    for place, whole in places.items():
+        path, _, line = whole.rpartition(":")
+        if place not in named or not line.isdecimal() or len(found) == MOST_EXCERPTS:
+            continue
+        number = int(line)
+        first = max(number - LINES_AROUND, 1)
+        lines = linecache.getlines(path)[first - 1 : number + LINES_AROUND]
+        if lines and number < first + len(lines):
+            wide = len(str(first + len(lines)))
+            found[place] = tuple(
+                f"{first + i:{wide}} {text.rstrip()}" for i, text in enumerate(lines)
+            )
+    return found
 
 
 def find_separations(compilation: Compilation, steps: Sequence[Step]) -> Iterator[Refusal]:

@@ -204,7 +204,7 @@ def list_layers(report: Report, layers: Sequence[LayerRow]) -> Table:
     """One line for each layer of the model."""
     table = make_table(f"Layers, {'measured' if report.measured else 'speed of light'}")
     table.add_column("layer", overflow="ellipsis", no_wrap=True, max_width=48)
-    for name in ("n", "XLA", "n", "astitch", "XLA / astitch"):
+    for name in ("n", "XLA", "n", "astitch", "XLA / astitch", "one kernel"):
         table.add_column(name, justify="right")
     for row in layers:
         table.add_row(
@@ -214,6 +214,7 @@ def list_layers(report: Report, layers: Sequence[LayerRow]) -> Table:
             format_count(row.astitch_launches),
             format_us(row.astitch_us),
             format_ratio(row.xla_us, row.astitch_us),
+            format_us(row.whole_us),
         )
     return table
 

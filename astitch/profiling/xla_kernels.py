@@ -173,8 +173,8 @@ class _Reader:
     ) -> tuple[int, int]:
         """(bytes read once, written once).  root: of a fusion's computation."""
         if opcode != "fusion":
-            read = sum(_bytes(by_id[n].shape) for n in dict.fromkeys(instruction.operand_ids))
-            return read, _bytes(instruction.shape)
+            read = sum(count_bytes(by_id[n].shape) for n in dict.fromkeys(instruction.operand_ids))
+            return read, count_bytes(instruction.shape)
         members = {i.id: i for i in inside}
         read = 0
         in_place = {
@@ -186,9 +186,9 @@ class _Reader:
             if parameter.opcode != b"parameter":
                 continue
             users = [i for i in inside if parameter.id in i.operand_ids]
-            whole = _bytes(parameter.shape)
+            whole = count_bytes(parameter.shape)
             if users and all(u.opcode.decode() in TAKES_PART for u in users):
-                whole = min(whole, sum(_bytes(u.shape) for u in users))
+                whole = min(whole, sum(count_bytes(u.shape) for u in users))
             read += 0 if parameter.id in in_place else whole
         results = [members[root]]
         if results[0].opcode == b"tuple":
@@ -197,7 +197,7 @@ class _Reader:
         for result in results:
             made = _behind_bitcasts(members, result.id)
             part = made.opcode == b"dynamic-update-slice"
-            written += _bytes(members[made.operand_ids[1]].shape if part else result.shape)
+            written += count_bytes(members[made.operand_ids[1]].shape if part else result.shape)
         return read, written
 
     def _sources(self, instruction: Any, inside: list[Any]) -> Iterator[str]:
@@ -254,9 +254,10 @@ def _elements(shape: Any) -> int:
     return int(math.prod(array.dimensions))
 
 
-def _bytes(shape: Any) -> int:
+def count_bytes(shape: Any) -> int:
+    """Of an array, or of all arrays of a tuple."""
     if shape.tuple_shapes:
-        return sum(_bytes(part) for part in shape.tuple_shapes)
+        return sum(count_bytes(part) for part in shape.tuple_shapes)
     name = ELEMENT_TYPES.get(shape.element_type, "opaque")
     digits = re.match(r"[a-z]+(\d+)", name)
     bits = WIDTHS.get(name, int(digits[1]) if digits else 0)

@@ -227,12 +227,14 @@ def test_everything_is_on_the_page(page: Any) -> None:
         "Roofline",
         "The stitched program",
         "Timeline",
+        "Memory over one call",
         "Ablation",
         "Refusals",
+        "Source",
         "Machine and method",
     ]
     assert page.locator(".card").count() == 5
-    assert page.locator("svg.figure").count() == 5
+    assert page.locator("svg.figure").count() == 6
     assert page.locator(".dot").count() >= 2
     assert page.locator(".dot.xla").count() == 0  # without a time
 
