@@ -137,7 +137,7 @@ def test_the_trace_has_both_sides_and_every_launch(report: Report) -> None:
     ]
     stitched = next(e for e in launches if e["name"].startswith("stitch_"))
     assert stitched["args"]["ops"] > 1 and stitched["dur"] > 0
-    counted = [e for e in events if e["ph"] == "C"]
+    counted = [e for e in events if e["ph"] == "C" and e["pid"] == 2]
     assert [e["args"]["bytes"] for e in counted] == list(report.astitch.memory.points)
     assert all(e["ts"] <= max(x["ts"] + x["dur"] for x in launches) for e in counted)
 
