@@ -14,6 +14,7 @@ import logging
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -212,9 +213,12 @@ MOST_COMPILATIONS = 32
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Compiling:
-    """A module's Compilation: made when it is asked for, and again if that was long ago."""
+    """A module's Compilation: made when it is asked for, and again if that was long ago.
 
-    hlo: bytes
+    packed: the module, compressed, since it stays as long as the process.
+    """
+
+    packed: bytes
     gpu: Gpu
     strict: bool
 
@@ -224,13 +228,13 @@ class Compiling:
 
 @functools.lru_cache(maxsize=MOST_COMPILATIONS)
 def _compile_recent(asked: Compiling) -> Compilation:
-    return compile_for(asked.hlo, asked.gpu, strict=asked.strict)
+    return compile_for(zlib.decompress(asked.packed), asked.gpu, strict=asked.strict)
 
 
 def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
     """The program of a module for where it runs, from disk where an earlier process kept it.  Raises AstitchError."""
     gpu = preset("host") if place.gpu is None else from_device(place.gpu)
-    compile_now = Compiling(module.hlo, gpu, strict)
+    compile_now = Compiling(zlib.compress(module.hlo), gpu, strict)
     key = kept_programs.key_of(module.content, gpu, strict=strict)
     if key is None:
         return _make_now(compile_now)

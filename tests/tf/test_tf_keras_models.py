@@ -73,12 +73,14 @@ def test_auto_means_compiled_where_that_is_asked_for() -> None:
     assert fit("after").jit_compile is False
 
 
-def test_training_testing_and_predicting_are_told_apart() -> None:
+@pytest.mark.parametrize("steps", [1, 2])
+def test_training_testing_and_predicting_are_told_apart(steps: int) -> None:
     tf_addon.enable(keras="jit")
-    model = fit("three_steps")
-    x = np.zeros((32, 8), np.float32)
-    model.evaluate(x, x[:, :1], verbose=0)
-    model.predict(x, verbose=0)
+    model, x = make("three_steps"), np.zeros((32, 8), np.float32)
+    model.compile("adam", "mse", steps_per_execution=steps)
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
+    model.evaluate(x, x[:, :1], batch_size=16, verbose=0)
+    model.predict(x, batch_size=16, verbose=0)
     titles = {f.title for f in tf_addon.report().functions if f.title.startswith("one_step")}
     assert titles == {f"one_step_on_data ({phase})" for phase in ("train", "test", "predict")}
 
