@@ -26,6 +26,7 @@ from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_ta
 from astitch.profiling.report import Report
 from astitch.profiling.script import MOST_PROGRAMS, is_script, read_script
 from astitch.profiling.trace_file import render_trace
+from astitch.profiling.xplane import place_in, render_xspace
 
 PROGRAM = "astitch-profile"
 INSTALL = "pip install 'astitch[profile]'"
@@ -98,6 +99,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write the timelines for Perfetto, as trace events",
+    )
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write them into TensorBoard's logs, for its profile page",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument(
@@ -188,15 +195,25 @@ def check_writable(path: Path) -> None:
         raise AstitchError(f"{path} cannot be written\n  name a file in a folder of yours")
 
 
-def write_whole(path: Path, text: str) -> None:
+def make_folder(path: Path) -> None:
+    """Raises AstitchError where it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AstitchError(
+            f"{path} cannot be made: {error.strerror}\n  name another folder"
+        ) from None
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
     """Into a file beside it that takes its place at the end.  Raises AstitchError, nothing written."""
     path = path.resolve()  # a link stays, what it points to is replaced
     partial: str | None = None
     try:
         number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         os.fchmod(number, 0o644)
-        with open(number, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(number, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
         partial = None
     except OSError as error:
@@ -242,7 +259,7 @@ def run_programs(options: argparse.Namespace) -> int:
 
     from astitch.profiling.terminal import WIDTH, print_report
 
-    for name in ("compare", "trace"):
+    for name in ("compare", "trace", "tensorboard"):
         if getattr(options, name):
             raise AstitchError(
                 f"--{name} wants one program, and a script has several\n  give FILE.py:function, or a report's JSON"
@@ -283,13 +300,17 @@ def write_outputs(options: argparse.Namespace, report: Report) -> Path | None:
     page: Path | None = options.html
     if options.open and page is None:
         page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
-    texts: dict[Path, str] = {}
+    texts: dict[Path, str | bytes] = {}
     if options.json:
         texts[options.json] = json.dumps(report.to_dict(), separators=(",", ":")) + "\n"
     if page:
         texts[page] = report.to_html()
     if options.trace:
         texts[options.trace] = render_trace(report)
+    if options.tensorboard:
+        place = place_in(options.tensorboard, report)
+        texts[place] = render_xspace(report)
+        make_folder(place.parent)
     for path, text in texts.items():
         write_whole(path, text)
         print(f"wrote {path}", file=sys.stderr)

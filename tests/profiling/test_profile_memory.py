@@ -149,3 +149,25 @@ def test_the_command_writes_a_trace(report: Report, tmp_path: Path) -> None:
     saved.write_text(json.dumps(report.to_dict()))
     assert main([str(saved), "--trace", str(out)]) == 0
     assert json.loads(out.read_text())["otherData"]["target"] == report.target
+
+
+def test_tensorboard_s_file_is_what_jax_reads(report: Report, tmp_path: Path) -> None:
+    from astitch.profiling.command import main
+
+    saved = tmp_path / "r.json"
+    saved.write_text(json.dumps(report.to_dict()))
+    assert main([str(saved), "--tensorboard", str(tmp_path / "logs")]) == 0
+    (file,) = (tmp_path / "logs" / "plugins" / "profile").rglob("*.xplane.pb")
+    planes = list(jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes()).planes)
+    assert [plane.name for plane in planes] == ["/device:GPU:0 XLA", "/device:GPU:1 astitch"]
+    events = [event for line in planes[1].lines for event in line.events]
+    assert sorted(event.name for event in events) == sorted(e.name for e in report.astitch.timeline)
+    by_name = {event.name: event for event in events}
+    for event in report.astitch.timeline:
+        assert by_name[event.name].duration_ns == pytest.approx(1e3 * event.us, abs=1.0)
+    starts = {event.name: event.start_ns for event in events}
+    first = min(starts.values())
+    last = report.astitch.timeline[-1]
+    assert starts[last.name] - first == pytest.approx(1e3 * last.start_us, abs=1.0)
+    (tmp_path / "file").touch()
+    assert main([str(saved), "--tensorboard", str(tmp_path / "file")]) == 2
