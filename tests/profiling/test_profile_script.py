@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jax._src import pjit
 
 from astitch.errors import AstitchError
 from astitch.profiling import script
@@ -52,6 +53,50 @@ def test_each_program_once_the_largest_first(train: Path) -> None:
     (only,) = script.read_script(str(train), ["--steps", "2"], most=1)
     assert "one of 2 programs that" in only.notes[0]
     assert only.notes[1] == "1 smaller programs were left out: jit_evaluate"
+
+
+OFTEN = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def draw(key):
+    w = jax.random.normal(key, (64, 512))
+    return w / jnp.square(w).sum(0)
+
+@jax.jit
+def step(w, x):
+    return jax.nn.softmax(x @ w, -1).sum(0), {"w": w - 0.1}
+
+w, x = draw(jax.random.key(0)), jnp.ones((16, 64))
+for turn in range(40):
+    if turn == 20:
+        eager = jnp.ones(3) + turn
+    loss, state = step(w, x)
+    w = state["w"]
+step(w, jnp.ones((8, 64)))
+"""
+
+
+def test_what_is_called_often_comes_first(tmp_path: Path) -> None:
+    """The weights are drawn once, by more work than a step is."""
+    file = tmp_path / "often.py"
+    file.write_text(OFTEN)
+    short = pjit._get_fastpath_data
+    found = {f"{p.name} {p.calls}": p for p in script.run_script(file, [])}
+    assert {"jit_draw 1", "jit_step 40", "jit_step 1"} <= set(found)
+    assert found["jit_draw 1"].bytes > found["jit_step 40"].bytes
+    first, *_ = script.read_script(str(file), most=1)
+    assert first.name == "jit_step" and first.notes[0].endswith(", called 40 times")
+    assert pjit._get_fastpath_data is short
+
+
+def test_where_jax_does_not_tell_the_largest_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "often.py"
+    file.write_text(OFTEN)
+    monkeypatch.setattr(script, "SHORT_WAY", "another name")
+    assert {program.calls for program in script.run_script(file, [])} == {0}
 
 
 def test_a_script_that_fails(train: Path) -> None:
