@@ -140,6 +140,7 @@ class RowFunctions:
         self.aliases: dict[str, str] = {}  # what repeats an array as another source does
         self._repeated: dict[tuple[str, tuple[Label, ...]], str] = {}
         self.reads: dict[str, frozenset[str]] = {product.name: frozenset()}
+        self.reduced: set[str] = set()  # what follows from a sum or maximum of a row
         self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
         self._gain = 1.0
@@ -168,6 +169,8 @@ class RowFunctions:
             sources = frozenset(name for name in outside if name in self.sources)
             read = sources.union(*(self.reads[o] for o in inside))
             self.reads[name] = read
+            if OPS[node.op].is_reduce or not self.reduced.isdisjoint(inside):
+                self.reduced.add(name)
             for user in self.graph.users[name]:
                 if user not in seen:
                     seen.add(user)

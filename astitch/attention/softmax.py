@@ -193,8 +193,10 @@ def fit_softmax(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax
 
     masks: the sources that are some.
     """
+    if name not in rows.reduced or rows.resolved(name) is None:
+        return None
     found = _fit_alone(rows, name, masks)
-    if found or rows.resolved(name) is None:
+    if found:
         return found
     for source in (rows.sources[n] for n in sorted(rows.reads[name])):
         is_condition = rows.graph[source.name].dtype is DType.PRED
@@ -235,7 +237,7 @@ def _fit_alone(rows: RowFunctions, name: str, masks: Container[str]) -> Softmax 
     read = [rows.sources[n] for n in sorted(rows.reads[name])]
     own = [source for source in read if source.name in masks]
     others = [source for source in read if source.name not in masks]
-    if len(own) > MOST_MASKS or rows.resolved(name) is None:
+    if len(own) > MOST_MASKS:
         return None
     # What is the same along a row can be a sink; so can a constant.
     candidates = [source for source in others if not rows.varies_along_key(source)]
