@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from html import escape
 from typing import Any
 
 from astitch.errors import EngineUnavailable
@@ -194,6 +195,10 @@ class Report:
                 lines.append(f"{f.title}: {whose}: {reason}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what print shows."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _to_dict(function: FunctionReport) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from astitch.api.checking import Check
@@ -94,6 +95,10 @@ class Report:
         lines += [f"{count} left to XLA: {reason}" for reason, count in self.left.items()]
         lines += map(str, self.checks)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what print shows."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 class Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import html
 import json
 import logging
 import pickle
@@ -132,6 +133,7 @@ def test_a_report_is_pickled() -> None:
     fit("pickled_one")
     found = tf_addon.report()
     copy = pickle.loads(pickle.dumps(found))
+    assert copy._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
     assert str(copy) == str(found) and copy.to_dict() == found.to_dict()
     assert "kernel" in found.functions[0].explain()
     with pytest.raises(EngineUnavailable, match="compiled by another process"):
