@@ -36,7 +36,9 @@ from astitch.attention.operands import (
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import (
     EQUAL,
+    NONE,
     OTHER,
+    Drop,
     Gradient,
     Mask,
     SinkGradient,
@@ -123,7 +125,8 @@ class Attention:
     def has_empty_rows(self) -> bool:
         """See AttentionShape."""
         masked = bool(self.masks or self.comparisons)
-        return bool(self.tiles) and masked and self.causal and not self.softmax.sink
+        is_empty = self.softmax.empty != NONE and not self.softmax.sink
+        return bool(self.tiles) and masked and self.causal and is_empty
 
     @property
     def readers(self) -> list[Reader]:
@@ -415,11 +418,19 @@ class Search:
         self, rows: RowFunctions, softmax: Softmax, gradient: Gradient
     ) -> tuple[Source, float] | None:
         """(the product that gives the gradient of the result times the values, the factor behind it)."""
-        drop = softmax.drop
-        if drop is None or drop.source.name in rows.reads[gradient.name]:
-            return gradient.source, gradient.factor
-        dropped = read_dropped(rows, gradient.source, drop)
-        return (dropped[0], gradient.factor * dropped[1]) if dropped else None
+        drops = []
+        if drop := softmax.drop:
+            if drop.source.name not in rows.reads[gradient.name]:
+                drops.append(drop)
+        elif not isinstance(self.graph[gradient.source.name].attrs, DotAttrs):
+            # Probabilities that a mask leaves out once more, behind the softmax.
+            conditions = (m for m in softmax.masks if self.graph[m.source.name].dtype is DType.PRED)
+            drops += [Drop(mask.source, 1.0, mask.keeps_true) for mask in conditions]
+        for drop in drops:
+            if dropped := read_dropped(rows, gradient.source, drop):
+                return dropped[0], gradient.factor * dropped[1]
+        is_needed = bool(softmax.drop and drops)
+        return None if is_needed else (gradient.source, gradient.factor)
 
     def choose(self, apart: Attention | None, joined: Attention | None) -> Attention | None:
         """As our own kernels or the library have it; None where the plain ops are projected to take the least time.

@@ -231,6 +231,12 @@ class RowFunctions:
                 return None
             ops.add(current)
             (current,) = varying
+        same = self._repeated.get(
+            _find_base(self.graph, self.parts, current, source.labels), current
+        )
+        if ops and same != current and same in self.sources:
+            self.aliases[current] = same
+            current = same
         condition = Source(current, source.labels)
         known = self.sources.get(current, condition)
         if not ops or current in self.aliases or known.labels != condition.labels:
@@ -436,11 +442,7 @@ class RowFunctions:
         if any(self.is_longer(found[d]) for d in varying):
             self._add_lengthened(node, found)
             return
-        base, places = node, list(map(self.parts.resolve, found))
-        while isinstance(base.attrs, BroadcastAttrs):
-            places = [places[d] for d in base.attrs.dimensions]
-            base = self.graph[base.operands[0]]
-        same = self._repeated.setdefault((base.name, tuple(places)), name)
+        same = self._repeated.setdefault(_find_base(self.graph, self.parts, name, found), name)
         if same != name:
             self.aliases[name] = same
             return
@@ -620,6 +622,17 @@ class RowFunctions:
             return rows[:, low : low + KEYS]
         start = attrs.starts[d]
         return rows[:, [start if start < low else start - self.graph[node.operands[0]].shape[d]]]
+
+
+def _find_base(
+    graph: Graph, parts: Parts, name: str, labels: Sequence[Label]
+) -> tuple[str, tuple[Label, ...]]:
+    """(what an array repeats, the labels of its dimensions)."""
+    node, places = graph[name], list(map(parts.resolve, labels))
+    while isinstance(node.attrs, BroadcastAttrs):
+        places = [places[d] for d in node.attrs.dimensions]
+        node = graph[node.operands[0]]
+    return node.name, tuple(places)
 
 
 def _is_exponential(node: Node) -> bool:

@@ -71,8 +71,11 @@ class Drop:
         return self.gain * values
 
 
-EQUAL, NAN, OTHER = "equal", "nan", "other"
-"""Probabilities of rows without a score: the same for all keys, with a sink none at all; NaN; others."""
+EQUAL, NAN, NONE, OTHER = "equal", "nan", "none", "other"
+"""Probabilities of rows without a score: the same for all keys, with a sink none at all; NaN; none; others."""
+
+LOW_OF_EMPTY = {EQUAL: 0.0, NAN: -np.inf, NONE: np.inf}
+"""How AttentionAttrs.low says so."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ class Softmax:
     """softmax(scale * scores + biases) of the scores that all masks keep.
 
     cap: not scale * scores but cap * tanh(scale * scores / cap); 0: none.  sink: None without one.
-    empty: of rows of which masks leave out all scores: EQUAL, NAN or OTHER.  low: beside biases, what a score is that
-    masks leave out, in f32; low_first: biases are added to that too.
+    empty: of rows of which masks leave out all scores: EQUAL, NAN, NONE or OTHER.  low: see LOW_OF_EMPTY; beside
+    biases, what a score is that masks leave out, in f32.  low_first: biases are added to that too.
     drop: what the probabilities are multiplied by behind it, as dropout does.
     """
 
@@ -283,9 +286,9 @@ def _finish_fit(
     scale = float(np.float32(fit.scale))
     softmax = Softmax(scale, found, tuple(biases), EQUAL, 0.0, False, fit.cap, None, fit.sink)
     empty = _read_empty(rows, name, masks, softmax)
-    softmax = replace(softmax, empty=empty, low=-np.inf if empty == NAN else 0.0)
     if not (found and biases):
-        return softmax
+        return replace(softmax, empty=empty, low=LOW_OF_EMPTY.get(empty, 0.0))
+    softmax = replace(softmax, empty=empty)
     for number in rows.list_low():
         for first in (False, True):
             model = replace(softmax, low=number, low_first=first)
@@ -491,7 +494,8 @@ def _read_empty(rows: RowFunctions, name: str, masks: Container[str], softmax: S
         p = np.broadcast_to(found, drawn[rows.product.name].shape)
         wanted = 0.0 if softmax.sink else 1 / p.shape[1]
         is_equal = np.all(abs(p - wanted) <= EQUAL_TOLERANCE)
-        answers.add(EQUAL if is_equal else NAN if np.all(np.isnan(p)) else OTHER)
+        others = NAN if np.all(np.isnan(p)) else OTHER if p.any() else NONE
+        answers.add(EQUAL if is_equal else others)
     return answers.pop() if len(answers) == 1 else OTHER if answers else EQUAL
 
 

@@ -125,7 +125,8 @@ class AttentionShape:
     @property
     def has_empty_rows(self) -> bool:
         """May masks and a band together leave a row no score, whose probabilities are then those of all keys?"""
-        return self.has_masks and self.causal and not (self.bias or self.sink)
+        is_none = self.low == math.inf or self.bias or self.sink
+        return self.has_masks and self.causal and not is_none
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,8 @@ class _Kernel:
         if s.has_nan_rows and empty is not None:
             total = b.select(empty, math.nan, total)
             o = b.select(empty.column(), math.nan, o)
+        elif s.low == math.inf and empty is not None:
+            o = b.select(empty.column(), 0.0, o)
         elif s.has_empty_rows and empty is not None:
             o = b.select(empty.column(), self._average(batch, head, rows, empty), o)
         reads = _FORWARD + len(s.arrays)
@@ -230,7 +233,8 @@ class _Kernel:
         if not s.has_two_statistics:
             statistics = [(statistics[0] + statistics[1]) * (1 / LOG2_E)]
             if empty is not None and not s.has_nan_rows:
-                statistics[0] = b.select(empty, -math.inf, statistics[0])
+                of_empty = math.inf if s.low == math.inf else -math.inf
+                statistics[0] = b.select(empty, of_empty, statistics[0])
         inside = self._inside(rows, s.queries, t.queries)
         for number, statistic in enumerate(statistics):
             places = self._row_places(batch, head, rows)

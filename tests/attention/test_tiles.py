@@ -712,6 +712,40 @@ def test_rows_without_a_score_by_infinity(mask: str) -> None:
     check_both(OTHERS["rows_without_scores"], draw())
 
 
+def masked_twice(s: Any, m: Any) -> Any:
+    return jnp.where(m, by_hand(jnp.where(m, s, -1e9)), 0)
+
+
+def masked_by_a_product(s: Any, m: Any) -> Any:
+    seen = m & causal(s)
+    return jax.nn.softmax(jnp.where(seen, s, -1e9), -1) * seen
+
+
+def guarded(s: Any, m: Any) -> Any:
+    p = jax.nn.softmax(jnp.where(m, s, -jnp.inf), -1)
+    return jnp.where(jnp.isnan(p), 0.0, p)
+
+
+@pytest.mark.parametrize("function", [masked_twice, masked_by_a_product])
+def test_rows_without_a_score_that_give_nothing(function: Callable[..., Any]) -> None:
+    given = KEPT[:, :1].copy()
+    given[0, :, 2:4] = False
+    fused = check_both(attend(function), [*draw(), given])
+    if function is masked_twice:  # a product is found as dropout is
+        assert {a.low for a in list_attention(fused)} == {np.inf}
+
+
+def test_rows_without_a_score_that_are_guarded() -> None:
+    """Their gradient is NaN by JAX's rules, so that only the forward pass is like the others."""
+    given = KEPT[:, :1].copy()
+    given[0, :, 2:4] = False
+    graph, fused = fuse(attend(guarded), [*draw(), given])
+    assert [a.low for a in list_attention(fused)] == [np.inf]
+    arrays = [*draw(), given]
+    for one, other in zip(run_as_xla(fused, arrays), run_graph(graph, arrays), strict=True):
+        compare(one, other, 3e-3)
+
+
 def test_a_mask_beside_dropout() -> None:
     """As BERT is trained, with a row that is left out as a whole."""
     mask = MASK.copy()

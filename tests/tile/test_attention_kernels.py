@@ -114,10 +114,11 @@ def check(case: Case) -> None:
     found = [dq, dk, dv]
     if attrs.sums_bias:
         found += interpret(write_gradient_of_bias(shape, case.tiling), given)
-    compare(found, gradients, 2 * bound)
+    compare(found, gradients, 2 * bound, terms=batch * heads * queries)
 
 
-def compare(found, wanted, bound: float) -> None:
+def compare(found, wanted, bound: float, terms: int = 1) -> None:
+    """terms: so many are added up, which keep their errors where they cancel."""
     for one, other in zip(found, wanted, strict=True):
         x, y = one.astype(np.float64).reshape(-1), other.astype(np.float64).reshape(-1)
         infinite = ~np.isfinite(y)  # of rows without a score
@@ -125,7 +126,7 @@ def compare(found, wanted, bound: float) -> None:
         assert np.isfinite(x[~infinite]).all()
         x, y = x[~infinite], y[~infinite]
         distance, size = np.linalg.norm(x - y), np.linalg.norm(y)
-        assert distance <= bound * max(size, np.sqrt(y.size)), (distance, size)
+        assert distance <= bound * max(size, np.sqrt(y.size * terms)), (distance, size)
 
 
 ORDERS = tuple(itertools.permutations(range(4)))
@@ -164,6 +165,8 @@ def cases(draw) -> Case:
     low = draw(st.sampled_from((-1e9, -30.0, -np.inf)))
     if any(array[:2] == ("drop", DType.PRED) for array in arrays):
         low = -1e9  # rows of which all is dropped out are 0, not NaN, where the formula says so by a condition
+    if not (arrays and arrays[0][0] == "bias"):
+        low = draw(st.sampled_from((low, np.inf)))
     first = draw(st.booleans())
     # All elements of a bias along queries and keys have a gradient.
     sums = bool(arrays) and arrays[0][0] == "bias" and all(arrays[0][2][2:])

@@ -25,9 +25,10 @@ With `sums_bias` it also gives the gradient of the bias, f32 of its shape: that 
 batch or the heads that share the bias.
 
 A row of which masks keep no score has equal probabilities for all keys and statistics of -inf; with a sink it has none.
-Where `low` is -inf and there is no sink it is NaN.  Beside a bias what is left out is a score of `low`, and statistics
-are two of f32, [2, batch, heads of q, positions of q]: the largest score, and the logarithm to base two of the sum of
-exponentials beside it.  One number would lose the second where the first is as low as -1e9.
+Where `low` is -inf and there is no sink it is NaN.  Where `low` is inf it has none, and statistics of inf.
+Beside a bias what is left out is a score of `low`, and statistics are two of f32,
+[2, batch, heads of q, positions of q]: the largest score, and the logarithm to base two of the sum of exponentials
+beside it.  One number would lose the second where the first is as low as -1e9.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -238,7 +239,7 @@ def _scores(q: Array, k: Array, a: AttentionAttrs, rows: _Rows) -> Array:
     scores = a.scale * np.einsum("bntf,bnsf->bnts", q, k)
     scores = a.cap * np.tanh(scores / a.cap) if a.cap else scores
     if rows.bias is None:
-        of_empty = np.nan if a.low == -np.inf else 0.0
+        of_empty = {-np.inf: np.nan, np.inf: -np.inf}.get(a.low, 0.0)
         return np.where(rows.empty, of_empty, np.where(rows.kept, scores, -np.inf))
     if a.causal:  # there are no masks beside a band and a bias
         return np.where(rows.kept, _to_f32(scores + rows.bias), -np.inf)
@@ -266,6 +267,12 @@ def _softmax(scores: Array, sink: Array | None) -> tuple[Array, Array, Array]:
         return p / total, most[..., 0], total[..., 0]
 
 
+def _weigh(scores: Array, a: AttentionAttrs, rows: _Rows) -> Array:
+    """Probabilities."""
+    p, *_ = _softmax(scores, rows.sink)
+    return np.where(rows.empty, 0.0, p) if a.low == np.inf else p
+
+
 def _read_operands(a: AttentionAttrs, operands: Sequence[Array]) -> list[Array]:
     heads = operands[0].shape[a.q[1]]
     orders = (a.q, a.k, a.v, a.q)
@@ -278,13 +285,15 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     given, arrays = split_operands(node, operands)
     q, k, v = _read_operands(a, given)
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
-    p, most, total = _softmax(_scores(q, k, a, rows), rows.sink)
+    scores = _scores(q, k, a, rows)
+    _, most, total = _softmax(scores, rows.sink)
+    p = _weigh(scores, a, rows)
     o = np.einsum("bnts,bnsf->bntf", rows.drop_out(p), v)
     with np.errstate(divide="ignore", invalid="ignore"):
         if has_two_statistics(a):
             statistics = np.stack([most, np.log2(total)])
         else:
-            of_empty = np.nan if a.low == -np.inf else -np.inf
+            of_empty = {-np.inf: np.nan, np.inf: np.inf}.get(a.low, -np.inf)
             statistics = np.where(rows.empty[..., 0], of_empty, most + np.log(total))
     dtype = array_types(node)[0].dtype.numpy
     return _restore(o, a.q, q.shape[1], dtype), statistics.astype(np.float32)
@@ -297,7 +306,7 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     dtype, groups = given[0].dtype, given[1].shape[a.k[1]]
     q, k, v, do = _read_operands(a, (*given[:3], given[4]))
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
-    p, *_ = _softmax(_scores(q, k, a, rows), rows.sink)
+    p = _weigh(_scores(q, k, a, rows), a, rows)
     dp = rows.drop_out(np.einsum("bntf,bnsf->bnts", do, v))
     ds = p * (dp - (p * dp).sum(-1, keepdims=True))
     added = ds if a.low_first or a.through_masks else np.where(rows.kept, ds, 0.0)
