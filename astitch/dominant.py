@@ -233,7 +233,7 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
         """
         node = graph[name]
         if is_running(graph, name):
-            return True, node.array.size, 2, -order[name]
+            return True, array_of(node).size, 2, -order[name]
         if not isinstance(node.attrs, DimensionsAttrs) or not OPS[node.op].is_reduce:
             return False, array_of(node).size, 0, -order[name]
         source = array_of(graph[node.operands[0]])

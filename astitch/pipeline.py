@@ -44,6 +44,7 @@ from astitch.rewrite.padded_convolutions import pad_convolutions
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
+from astitch.rewrite.restore_recurrences import restore_recurrences
 from astitch.rewrite.restore_windows import restore_windows
 from astitch.rewrite.row_sorts import sort_rows
 from astitch.rewrite.scatter_order import order_scatters
@@ -392,6 +393,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: restore_windows(graph),
         lambda job: job.target.simplified,
     ),
+    _rewrite("restore_recurrences", lambda graph, job: restore_recurrences(graph)),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("unroll_searches", _unroll_searches),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),

@@ -326,7 +326,7 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
     if running is not None and combiner is not None:
         return (_accumulate(combiner, running, inputs[0], initial[0]),)
     if running is not None:
-        return (_accumulate_by_doubling(node.regions[0], running, inputs[0], initial[0]),)
+        return _accumulate_by_doubling(node.regions[0], running, inputs, initial)
     dtypes = [x.dtype for x in inputs]
     if combiner is not None:
         inputs, initial = tuple(map(widen_more, inputs)), tuple(map(widen_more, initial))
@@ -365,18 +365,23 @@ def _accumulate(combiner: np.ufunc, running: Running, x: Array, initial: Array) 
     return np.asarray(ordered).astype(x.dtype, copy=False)
 
 
-def _accumulate_by_doubling(region: Graph, running: Running, x: Array, initial: Array) -> Array:
+def _accumulate_by_doubling(
+    region: Graph, running: Running, inputs: Arrays, initial: Arrays
+) -> Arrays:
     """y[i] = f(y[i - s], y[i]) for s = 1, 2, 4 ..: f is associative, and the order is kept."""
-    rows = np.moveaxis(x, running.dimension, 0)
+    arrays = [np.moveaxis(x, running.dimension, 0) for x in inputs]
     reach = 1
-    while reach < len(rows):
-        earlier, later = rows[:-reach], rows[reach:]
-        (joined,) = apply_region(region, [earlier, later])
-        parts = [joined, rows[-reach:]] if running.backward else [rows[:reach], joined]
-        rows = np.concatenate(parts)
+    while reach < len(arrays[0]):
+        joined = apply_region(region, [*(x[:-reach] for x in arrays), *(x[reach:] for x in arrays)])
+        own = (x[-reach:] if running.backward else x[:reach] for x in arrays)
+        arrays = [
+            np.concatenate([j, o] if running.backward else [o, j])
+            for j, o in zip(joined, own, strict=True)
+        ]
         reach *= 2
-    (total,) = apply_region(region, [np.broadcast_to(initial, rows.shape), rows])
-    return np.asarray(np.moveaxis(total, 0, running.dimension))
+    first = [np.broadcast_to(i, x.shape) for i, x in zip(initial, arrays, strict=True)]
+    totals = apply_region(region, [*first, *arrays])
+    return tuple(np.asarray(np.moveaxis(t, 0, running.dimension)) for t in totals)
 
 
 def _select_and_scatter(node: Node, operands: Arrays) -> Arrays:

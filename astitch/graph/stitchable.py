@@ -17,6 +17,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.ops.windows import find_running
+from astitch.graph.recurrences import is_recurrence
 from astitch.graph.running import why_not_liftable
 
 STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_opaque)
@@ -45,7 +46,7 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     if kind is Kind.PROJECTION:
         return (
             None
-            if OPS[graph[node.operands[0]].op].is_reduce
+            if OPS[graph[node.operands[0]].op].is_reduce or find_running(graph[node.operands[0]])
             else "a result of an op that is not stitched"
         )
     if OPS[node.op].is_view:
@@ -85,6 +86,9 @@ def _why_not_running(graph: Graph, node: Node) -> str | None:
     """None when a kernel can compute the running reduction: it starts from the identity of its region."""
     if isinstance(node.attrs, SortAttrs):
         return None
+    if len(node.operands) > 2:
+        known = is_recurrence(node, graph.nodes.__getitem__)
+        return None if known else "it runs over several arrays, and is no linear recurrence"
     init, monoid = graph[node.operands[1]].attrs, monoid_of(node.regions[0])
     if not isinstance(init, ConstantAttrs):
         return "its init value is not a constant"

@@ -36,6 +36,7 @@ from astitch.graph.ir import (
     Type,
 )
 from astitch.graph.ops import OPS
+from astitch.graph.recurrences import joins_steps, write_out
 from astitch.hlo import schema
 from astitch.hlo.attention import render_attention
 from astitch.hlo.literal import write_literal
@@ -247,6 +248,8 @@ class _Computation:
                 value = self._add_upper_half(node, operands)
             case "attention" | "attention-gradient":
                 value = self._add_attention(node, operands)
+            case "reduce-window" if joins_steps(node):
+                value = self._add_recurrence(node)
             case _:
                 value = self._add(node, node.type, operands)
         self.values[node.name] = value
@@ -353,6 +356,14 @@ class _Computation:
         window = tuple(replace(w, reversed=False) for w in attrs.window)
         plain = replace(node, attrs=replace(attrs, window=window))
         return self._add(plain, plain.type, [image, self._end(reverse, [kernel])])
+
+    def _add_recurrence(self, node: Node) -> _Value:
+        """A linear recurrence, written out."""
+        assert isinstance(node.type, TupleType)
+        steps, results = write_out(node, node.type.elements[0])
+        for step in steps:
+            self.add_node(step)
+        return self._tuple([self.values[name] for name in results], node.name)
 
     def _add_opaque(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """The instruction as it was read, with tuples where it takes or gives some."""

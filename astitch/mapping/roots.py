@@ -98,7 +98,7 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         # By its own dimensions: an operand that each reader writes out for itself shares none with it.
         index = dimensions.canonical_index(name)
         along = frozenset(dimensions.atoms[name][running.dimension])
-        bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
+        bytes_ = max(array_of(node).dtype.bytes, operands[0].dtype.bytes)
         order = "sorted" if running.sorts else "backward" if running.backward else "forward"
         parted = not running.sorts and monoid_of(node.regions[0]) is not None
         space = Space(dimensions.space(name), along, bytes_, running=order, parted=parted)

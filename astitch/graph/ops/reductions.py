@@ -109,7 +109,7 @@ def _share_kept(node: Node, source: Shape, target: Shape, number: int) -> list[t
 
 def _share_running(node: Node, source: Shape, target: Shape, number: int) -> list[tuple[int, int]]:
     """A running reduction shares all dimensions: a kernel computes it as a scan."""
-    if number or find_running(node) is None:
+    if number >= max(len(node.operands) // 2, 1) or find_running(node) is None:
         return []
     return [(d, d) for d in range(len(source))]
 

@@ -122,9 +122,7 @@ class Op:
     is_exact: bool = False  # of narrow floats: computed in f32, the result is such a float already
     is_free: bool = False  # element-wise, and no instruction: the bits stay as they are
     is_conversion: bool = False  # between element types
-    is_bitcast: bool = (
-        False  # the same buffer as another type, where nothing else is computed with it
-    )
+    is_bitcast: bool = False  # alone it moves nothing: the same buffer under another type
     takes_complex: bool = False  # element-wise: `cuda` knows complex numbers too
     on_tiles: bool = False  # element-wise, and XLA's products go on with it
     is_approximate: bool = False  # the special function unit has it, to some 22 bits

@@ -39,17 +39,18 @@ def is_trivial(w: WindowDimension) -> bool:
 
 
 def find_running(node: Node) -> Running | None:
-    """The running reduction that a reduce-window of one operand is, or a sort; None for every other node."""
+    """The running reduction that a reduce-window is, or a sort; None for every other node."""
     if isinstance(node.attrs, SortAttrs):
         return _find_sort(node, node.attrs)
-    if node.op != "reduce-window" or not isinstance(node.type, ArrayType):
+    if node.op != "reduce-window":
         return None
     assert isinstance(node.attrs, WindowAttrs)
     moves = [d for d, w in enumerate(node.attrs.window) if not is_trivial(w)]
     if len(moves) != 1:
         return None
     (d,) = moves
-    w, n = node.attrs.window[d], node.shape[d]
+    first = node.type if isinstance(node.type, ArrayType) else node.type.elements[0]
+    w, n = node.attrs.window[d], first.shape[d]
     plain = w.stride == w.window_dilation == w.base_dilation == 1 and not w.reversed
     edges = (w.padding_low, w.padding_high)
     if not plain or w.size != n or n < 2 or edges not in ((n - 1, 0), (0, n - 1)):

@@ -1,0 +1,310 @@
+"""Linear recurrences that programs wrote out: which trees are found, and that the kernels compute what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from astitch.compile import compile_graph
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
+from astitch.hlo.export import export_nodes
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.restore_recurrences import restore_recurrences
+from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
+from tests.hlo_runner import lower, run_xla
+
+Function = Callable[..., Any]
+H100 = preset("h100")
+RNG = np.random.default_rng(0)
+
+
+def join(first: Any, second: Any) -> Any:
+    (a1, b1), (a2, b2) = first, second
+    return a1 * a2, a2 * b1 + b2
+
+
+def join_otherwise(first: Any, second: Any) -> Any:
+    return second[0] * first[0], second[1] + first[1] * second[0]
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.asarray(RNG.standard_normal(shape), dtype)
+
+
+def graph_of(fn: Function, *arguments: Any) -> Graph:
+    return simplify(check_graph(import_hlo(lower(fn, *arguments))))
+
+
+def count_running(graph: Graph) -> int:
+    return sum(node.op == "reduce-window" for node in graph)
+
+
+def count_woven(graph: Graph) -> int:
+    """Arrays with zeros between their elements: what is left of trees."""
+    return sum(node.op == "pad" and any(node.attrs.interior) for node in graph)  # type: ignore[union-attr]
+
+
+def gradient(fn: Function) -> Function:
+    def total(*arguments: Any) -> Any:
+        return (jnp.abs(fn(*arguments)).astype(jnp.float32) ** 2).sum()
+
+    def derive(*arguments: Any) -> Any:
+        return jax.grad(total, tuple(range(len(arguments))))(*arguments)
+
+    return derive
+
+
+def check(
+    fn: Function, arguments: tuple[np.ndarray, ...], running: int, tolerance: float = 2e-5
+) -> None:
+    """So many running reductions stand for all of the program's trees, and its results are as before."""
+    graph = graph_of(fn, *arguments)
+    found = check_graph(restore_recurrences(graph))
+    assert count_woven(graph) and not count_woven(found)
+    assert count_running(found) == running
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for got, want in zip(run_graph(found, arguments), wanted, strict=True):
+        assert_near(got, want, tolerance)
+
+
+def assert_near(got: Any, want: Any, tolerance: float) -> None:
+    """Apart by a part of the largest value."""
+    wide = np.complex128 if np.iscomplexobj(want) else np.float64
+    got, want = np.asarray(got, wide), np.asarray(want, wide)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max(initial=0) <= tolerance * np.abs(want).max(initial=1)
+
+
+# ---- what is found -----------------------------------------------------------------------------------------------
+
+
+def states(x: Any, y: Any) -> Any:
+    return jnp.tanh(lax.associative_scan(join, (jax.nn.sigmoid(x), jnp.sin(y)), axis=1)[1])
+
+
+def backward(x: Any, y: Any) -> Any:
+    pair = (jax.nn.sigmoid(x), y)
+    return lax.associative_scan(join_otherwise, pair, axis=1, reverse=True)[1] * 2
+
+
+def from_a_state(x: Any, y: Any) -> Any:
+    """The products of all steps carry the state that the sequence begins with."""
+    products, h = lax.associative_scan(join, (jax.nn.sigmoid(x), y), axis=1)
+    return h + products * y[:, :1]
+
+
+def one_rate(x: Any, y: Any) -> Any:
+    """The same factor at each step."""
+    rate = jnp.broadcast_to(jax.nn.sigmoid(x[0, 0]), y.shape)
+    return jnp.sin(lax.associative_scan(join, (rate, jnp.cos(y)), axis=1)[1])
+
+
+def a_rate_for_all_columns(x: Any, y: Any) -> Any:
+    rates = jax.nn.sigmoid(x[..., :1])
+    return lax.associative_scan(join, (rates, jnp.tanh(y)), axis=1)[1] ** 2
+
+
+def under_vmap(x: Any, y: Any) -> Any:
+    """The factors are those of all sequences: what flows back to them is a sum."""
+    rates = jax.nn.sigmoid(x[0])
+    return jax.vmap(lambda b: jnp.tanh(lax.associative_scan(join, (rates, b))[1]))(jnp.sin(y))
+
+
+def complex_states(x: Any, y: Any) -> Any:
+    """S5: one factor for each state."""
+    rate = jnp.exp(lax.complex(-jnp.exp(x[0, 0]), x[0, 1]))
+
+    def run(b: Any) -> Any:
+        return lax.associative_scan(join, (jnp.broadcast_to(rate, b.shape), b))[1]
+
+    return jnp.abs(jax.vmap(run)(lax.complex(jnp.sin(y), y)))
+
+
+def running_sum(x: Any, y: Any) -> Any:
+    return lax.associative_scan(jnp.add, jnp.exp(x), axis=1) * y
+
+
+def half(x: Any, y: Any) -> Any:
+    pair = (jax.nn.sigmoid(x).astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+    return jnp.tanh(lax.associative_scan(join, pair, axis=1)[1])
+
+
+FOUND = {
+    "states": (states, 1, 2),
+    "backward": (backward, 1, 2),
+    "from a state": (from_a_state, 2, 4),
+    "one rate": (one_rate, 1, 2),
+    "a rate for all columns": (a_rate_for_all_columns, 1, 2),
+    "under vmap": (under_vmap, 1, 2),
+    "complex states": (complex_states, 1, 2),
+    "running sum": (running_sum, 1, 2),
+}
+
+
+@pytest.mark.parametrize("steps", [8, 37, 128])
+@pytest.mark.parametrize("name", FOUND)
+def test_trees_are_found(name: str, steps: int) -> None:
+    fn, running, _ = FOUND[name]
+    check(fn, (normal(2, steps, 3), normal(2, steps, 3)), running)
+
+
+@pytest.mark.parametrize("steps", [9, 32, 100])
+@pytest.mark.parametrize("name", FOUND)
+def test_gradients_are_found(name: str, steps: int) -> None:
+    fn, _, running = FOUND[name]
+    check(gradient(fn), (normal(2, steps, 3), normal(2, steps, 3)), running, 1e-4)
+
+
+def test_narrow_floats_are_summed_in_f32() -> None:
+    x, y = normal(2, 64, 3), normal(2, 64, 3)
+    for fn in (half, gradient(half)):
+        found = restore_recurrences(graph_of(fn, x, y))
+        assert count_running(found) and not count_woven(found)
+        wide = jax.tree.leaves(jax.jit(fn)(*(a.astype(np.float64) for a in (x, y))))
+        for got, want in zip(run_graph(found, [x, y]), wide, strict=True):
+            assert_near(got, want, 0.05)
+
+
+def test_checkpoints_and_loops_over_layers() -> None:
+    def layers(x: Any, y: Any) -> Any:
+        @jax.checkpoint
+        def layer(h: Any, w: Any) -> Any:
+            return states(h * w, h), None
+
+        return lax.scan(layer, x, y[:2, 0])[0]
+
+    compilation = compile_graph(
+        graph_of(gradient(layers), normal(2, 32, 3), normal(2, 32, 3)), gpu=H100
+    )
+    assert compilation is not None
+
+
+# ---- what is not -------------------------------------------------------------------------------------------------
+
+
+def largest(x: Any, y: Any) -> Any:
+    """Sums and maxima: associative, but no polynomials."""
+    return lax.associative_scan(
+        lambda p, q: (p[0] + q[0], jnp.maximum(p[1] + q[0], q[1])), (x, y), axis=1
+    )[1]
+
+
+def turned(x: Any, y: Any) -> Any:
+    """a1 * a2 and a1 * b2 + b1: the steps in the other order, to which no state is carried."""
+    return lax.associative_scan(lambda p, q: (p[0] * q[0], p[0] * q[1] + p[1]), (x, y), axis=1)[1]
+
+
+def not_associative(x: Any, y: Any) -> Any:
+    return lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] - q[1]), (x, y), axis=1)[1]
+
+
+@pytest.mark.parametrize("fn", [largest, turned, not_associative])
+def test_other_trees_stay(fn: Function) -> None:
+    graph = graph_of(fn, normal(2, 32, 3), normal(2, 32, 3))
+    assert restore_recurrences(graph) is graph
+
+
+def test_a_tree_that_others_read_stays() -> None:
+    """Its products would be computed all the same."""
+
+    def fn(x: Any, y: Any) -> Any:
+        a, b = jax.nn.sigmoid(x), jnp.sin(y)
+        pairs = a[:, :-1:2] * a[:, 1::2]
+        return lax.associative_scan(join, (a, b), axis=1)[1], jnp.tanh(pairs)
+
+    graph = graph_of(fn, normal(2, 32, 3), normal(2, 32, 3))
+    assert restore_recurrences(graph) is graph
+
+
+# ---- what kernels make of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((4, 64, 32), 1), ((3, 300), 1), ((1, 1500, 18), 1), ((700, 5), 0), ((2, 3, 4, 33), 2)],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kernels_scan(shape: tuple[int, ...], axis: int, dtype: Any, reverse: bool) -> None:
+    """One kernel, in the checked emulation; and what XLA computes where it is left a recurrence."""
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        pair = (jnp.exp(-jnp.abs(x)), y)
+        return lax.associative_scan(join, pair, axis=axis, reverse=reverse)[1] * 2
+
+    with jax.enable_x64(True):
+        x, y = (
+            normal(*shape).astype(np.float64 if dtype == np.float64 else np.float32),
+            normal(*shape).astype(dtype),
+        )
+        graph = graph_of(fn, x, y.real if dtype != np.complex64 else y)
+        want = np.asarray(jax.jit(fn)(x, y))
+        compilation = compile_graph(graph, gpu=H100)
+        assert len(compilation.program.kernels) == 1 and not compilation.program.outside
+        (got,) = HostEngine(compilation.program, check=True).run([x, y])
+        assert_near(got, want, 1e-12 if dtype == np.float64 else 1e-5)
+        restored = restore_recurrences(graph)
+        names = [node.name for node in restored if node.op != "parameter"]
+        exported = export_nodes(restored, names, restored.outputs)
+        (by_xla,) = run_xla(exported.hlo, [{"x": x, "y": y}[n[0]] for n in exported.operands])
+        assert_near(by_xla, want, 1e-12 if dtype == np.float64 else 1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_recurrence_and_its_gradient(data: st.DataObject) -> None:
+    draw = data.draw
+    rank, steps = draw(st.integers(1, 3)), draw(st.integers(8, 70))
+    axis = draw(st.integers(0, rank - 1))
+    shape = [steps if d == axis else draw(st.integers(1, 4)) for d in range(rank)]
+    factors = [n if d == axis or draw(st.booleans()) else 1 for d, n in enumerate(shape)]
+    reverse, derive = draw(st.booleans()), draw(st.booleans())
+    combine = draw(st.sampled_from([join, join_otherwise]))
+
+    def fn(x: Any, y: Any) -> Any:
+        pair = (jax.nn.sigmoid(x), jnp.tanh(y))
+        return jnp.sin(lax.associative_scan(combine, pair, axis=axis, reverse=reverse)[1])
+
+    arguments = normal(*factors), normal(*shape)
+    check(gradient(fn) if derive else fn, arguments, 1 + derive, 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((2, 1024, 128, 16), 1),
+        ((64, 4096), 1),
+        ((1, 30_001), 1),
+        ((777, 5), 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_scans_and_gradients_on_a_gpu(shape: tuple[int, ...], axis: int, dtype: Any) -> None:
+    import astitch
+
+    def fn(x: Any, y: Any) -> Any:
+        return jnp.sin(lax.associative_scan(join, (jax.nn.sigmoid(x), y), axis=axis)[1])
+
+    x, y = normal(*shape), normal(*shape).astype(dtype)
+    for program in (fn, gradient(fn)):
+        with jax.enable_x64(True):
+            wide = (x.astype(np.float64), y.astype(np.result_type(y, np.float64)))
+            want = jax.tree.leaves(jax.jit(program)(*wide))
+        with astitch.enabled():
+            got = jax.tree.leaves(jax.jit(program)(x, y))
+        assert astitch.report().programs[-1].kernels
+        for one, other in zip(got, want, strict=True):
+            assert_near(one, other, 1e-4)
