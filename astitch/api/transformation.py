@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 MOST_KEPT = 1000
 """Programs whose entries a report has; of older ones only the numbers are kept."""
 
+MOST_EXPLAINED = 100
+"""Programs of which all is kept that the compiler knows: some 5 KB an op."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -50,8 +53,9 @@ class Entry:
 
     name: the module's.  kernels: stitched ones.  reason: why XLA computes all of it; empty where it does not.
     seconds: that astitch took.  share: how much of its memory-intensive time is stitched, as projected, in words.
-    compilation: all that the compiler knows, None where it did not read the module, or an
-    earlier process did.
+    compilation: all that the compiler knows; None where it did not read the module, an earlier process did, or
+    MOST_EXPLAINED programs came since.
+    is_old: the last of these.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Entry:
     seconds: float
     share: str = ""
     compilation: Compilation | None = field(default=None, repr=False, compare=False)
+    is_old: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         what = f"{self.kernels} kernels" if self.kernels else f"left to XLA: {self.reason}"
@@ -70,6 +75,8 @@ class Entry:
         """The kernels, their schemes, and what was not stitched and why."""
         if self.compilation:
             return self.compilation.explain()
+        if self.is_old:
+            return f"{self}\n  {MOST_EXPLAINED} programs came since; ask for it earlier"
         if self.kernels:
             return f"{self.name}: another process planned its kernels\n  ASTITCH_DEBUG=1 plans them anew"
         return f"{self.name}: {self.reason}"
@@ -126,6 +133,7 @@ class Journal:
                 self._left[entry.reason] += 1
             if entry.reason != NOTHING:
                 self._kept.append(entry)
+                self._forget_oldest()
         if entry.reason == NOTHING:
             note_plain()
             return
@@ -140,6 +148,11 @@ class Journal:
             share=entry.share,
             **(entry.compilation.list_parts() if entry.compilation else {}),
         )
+
+    def _forget_oldest(self) -> None:
+        known = [place for place, entry in enumerate(self._kept) if entry.compilation]
+        for place in known[:-MOST_EXPLAINED]:
+            self._kept[place] = replace(self._kept[place], compilation=None, is_old=True)
 
     def replace(self, compiling: Compiling, reason: str) -> None:
         """The program of a compile is left to XLA after all."""
