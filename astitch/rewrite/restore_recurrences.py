@@ -10,6 +10,7 @@ polynomials agree with a chance of their degree over the size of the field (Schw
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from astitch.graph.ir import (
     DType,
     GetTupleElementAttrs,
     Graph,
+    IotaAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
@@ -46,6 +48,9 @@ LANES = (2, 3)
 
 LEAST_STEPS = 8
 """A shorter tree is a kernel's to compute as it stands."""
+
+MOST_TERMS = 64
+"""Terms of a sum that is a tree.  A program that adds sums of sums may have 2^n of them."""
 
 MOST_LEAVES = 6
 """Arrays that a tree reads: a, b, and what comes back for the results."""
@@ -104,7 +109,8 @@ class _Tree:
 
     dimension: of the result, along which the tree runs.  terms: of the sum, those that ops of trees give.  others: the
     other terms.  nodes: from what is read to the terms, each as it is read.  leaves: what the tree reads.
-    summed: place of each dimension that is summed on the way, by its position and extent.
+    summed: place of each dimension that is summed on the way, by its extent and how many others are before it.  Those
+    of single elements do not count: reshapes drop them.
     repeated: what is the same at each step, where a single step does not show it.
     """
 
@@ -150,17 +156,20 @@ def _is_end(graph: Graph, name: str, weaving: Mapping[str, int]) -> bool:
 
 def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int]) -> _Tree | None:
     """The tree behind a sum; None where no term is one, or where it reads too much."""
+    terms = list(itertools.islice(_list_terms(graph, end), MOST_TERMS + 1))
+    if len(terms) > MOST_TERMS:
+        return None
     tree = _Tree(end, dimension)
     places = tuple(range(graph[end].array.rank))
     seen: dict[str, _Read] = {}
-    waiting = list(_list_terms(graph, end))
+    waiting = list(terms)
     while waiting:
         term, repeated = waiting.pop(), len(tree.repeated)
         start = _make_read(tree, graph, term, places, dimension)
         found = _trace(graph, start, seen, tree, weaving)
         if len(tree.repeated) > repeated:  # something was read otherwise until now
             tree = _Tree(end, dimension, repeated=tree.repeated)
-            seen, waiting = {}, list(_list_terms(graph, end))
+            seen, waiting = {}, list(terms)
         elif found is None:
             tree.others.append(term)
         else:
@@ -177,6 +186,7 @@ def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int])
 
 
 def _list_terms(graph: Graph, end: str) -> Iterator[str]:
+    """The terms of a sum, each as often as it is added."""
     waiting = [end]
     while waiting:
         name = waiting.pop()
@@ -200,7 +210,7 @@ def _trace(
     seen: dict[str, _Read] = {}
     waiting = [start]
     while waiting:
-        read = waiting.pop()
+        read = _turn(graph, waiting.pop())
         before = known.get(read.name) or seen.get(read.name)
         if before:
             if before == read:
@@ -210,7 +220,7 @@ def _trace(
             return None  # it is read in two ways
         seen[read.name] = read
         node = graph[read.name]
-        if not isinstance(node.type, ArrayType):
+        if not isinstance(node.type, ArrayType) or not _is_held(node.dtype, graph[tree.end].dtype):
             return None
         if read_splat(graph, read.name) is not None or _is_leaf(graph, read, tree, weaving):
             continue
@@ -218,6 +228,30 @@ def _trace(
             return None
         waiting += _list_operands(graph, node, read, tree)
     return seen
+
+
+def _turn(graph: Graph, read: _Read) -> _Read:
+    """The same read of a single step, along the dimension that a slice or padding moves.
+
+    Of several dimensions of single elements a reshape does not tell which one is the step.
+    """
+    node, d = graph[read.name], read.along
+    if d is None or d == ONE_STEP or node.array.shape[d] != 1:
+        return read
+    match node.attrs:
+        case SliceAttrs():
+            source = graph[node.operands[0]].shape
+            moved = [e for e, extent in enumerate(node.shape) if extent != source[e]]
+        case PadAttrs(low, high, interior):
+            edges = enumerate(zip(low, high, interior, strict=True))
+            moved = [e for e, edge in edges if any(edge)]
+        case _:
+            return read
+    if len(moved) != 1 or node.shape[moved[0]] != 1:
+        return read
+    places = list(read.places)
+    places[d], places[moved[0]] = places[moved[0]], places[d]
+    return _Read(read.name, tuple(places), moved[0])
 
 
 def _is_leaf(graph: Graph, read: _Read, tree: _Tree, weaving: Mapping[str, int]) -> bool:
@@ -254,12 +288,13 @@ def _list_operands(graph: Graph, node: Node, read: _Read, tree: _Tree) -> Iterat
         case DimensionsAttrs(reduced) if OPS[node.op].is_reduce:
             shape, kept, places = graph[node.operands[0]].shape, iter(read.places), []
             rank = graph[tree.end].array.rank
-            for d, extent in enumerate(shape):
-                new = rank + len(tree.summed)
-                own = tree.summed.setdefault((d, extent), new) if d in reduced else next(kept)
-                places.append(own)
             assert read.along is not None
             along = [d for d in range(len(shape)) if d not in reduced][read.along]
+            for d, extent in enumerate(shape):
+                before = sum(shape[i] != 1 for i in range(d) if i != along)
+                new = rank + len(tree.summed)
+                own = tree.summed.setdefault((before, extent), new) if d in reduced else next(kept)
+                places.append(own)
             yield _make_read(tree, graph, node.operands[0], places, along)
         case _ if OPS[node.op].is_view:
             source = graph[node.operands[0]].shape
@@ -295,7 +330,7 @@ def _pair_dimensions(
 ) -> dict[int, int]:
     """Which dimensions of a reshape are which of its operand, where others are of single elements; else none.
 
-    along: one that is paired also where it has a single element.
+    along: one that is paired also where it has a single element; where it may be several, that at its place.
     """
     own, others = ([d for d, extent in enumerate(s) if extent != 1] for s in (shape, source))
     if [shape[d] for d in own] != [source[d] for d in others]:
@@ -306,7 +341,7 @@ def _pair_dimensions(
         least = others[before - 1] + 1 if before else 0
         most = others[before] if before < len(others) else len(source)
         if least < most:
-            pairs[along] = least
+            pairs[along] = min(max(along, least), most - 1)
     return pairs
 
 
@@ -387,6 +422,14 @@ def _pad(node: Node, d: int, x: Sequence[Vector]) -> Vector:
     return padded[..., max(-low, 0) : padded.shape[-1] - max(-high, 0)]
 
 
+def _broadcast(node: Node, d: int, x: Sequence[Vector]) -> Vector:
+    """What has another number of steps is the same at each of them."""
+    steps = node.shape[d]
+    if x[0].shape[-1] == steps:
+        return x[0]
+    return np.broadcast_to(x[0][..., :1], (*x[0].shape[:-1], steps))
+
+
 def _concatenate(node: Node, d: int, x: Sequence[Vector]) -> Vector:
     lanes = np.broadcast_shapes(*(piece.shape[:-1] for piece in x))
     return np.concatenate([np.broadcast_to(p, (*lanes, p.shape[-1])) for p in x], -1)
@@ -404,7 +447,7 @@ _EVALUATED: dict[str, _Meaning] = {
     "pad": _Meaning(_pad, 1),
     "concatenate": _Meaning(_concatenate),
     "reverse": _Meaning(lambda node, d, x: x[0][..., ::-1]),
-    "broadcast": _Meaning(lambda node, d, x: x[0][..., : node.shape[d]]),
+    "broadcast": _Meaning(_broadcast),
     "reduce": _Meaning(lambda node, d, x: x[0], 1),
 }
 """The ops of trees.  Conversions between floats round; a polynomial does not.  _Point sums the lanes."""
@@ -437,7 +480,7 @@ class _Point:
             node, d = graph[name], max(read.along or 0, 0)
             number = read_splat(graph, name)
             if number is not None:
-                if number != np.round(number) or abs(number) >= PRIME:
+                if number != np.round(number.real) or abs(number) >= PRIME:
                     return {}
                 steps = node.shape[d] if node.array.rank else 1
                 values[name] = np.full(
@@ -604,20 +647,25 @@ def _find_results(graph: Graph) -> Iterator[tuple[str, _Result]]:
     """
     weaving = _find_weaving(graph)
     order = {name: number for number, name in enumerate(graph.nodes)}
-    ends = [name for name in weaving if _is_end(graph, name, weaving)]
+
+    def rank(name: str) -> tuple[int, int, str]:
+        return -graph[name].shape[weaving[name]], -order[name], name
+
+    ends = [rank(name) for name in weaving if _is_end(graph, name, weaving)]
+    heapq.heapify(ends)
     inside: set[str] = set()
     while ends:
-        ends.sort(key=lambda name: (graph[name].shape[weaving[name]], order[name]))
-        name = ends.pop()
-        long = graph[name].shape[weaving[name]] >= LEAST_STEPS
-        if name in inside or _is_pad(graph[name]) or not long:
+        steps, _, name = heapq.heappop(ends)
+        if name in inside or _is_pad(graph[name]) or -steps < LEAST_STEPS:
             continue
         result = _find_result(graph, name, weaving)
+        inside.add(name)
         if result:
-            inside |= result.tree.nodes.keys() - {name}
+            inside |= result.tree.nodes.keys()
             yield name, result
         else:
-            ends += graph[name].operands
+            for operand in graph[name].operands:
+                heapq.heappush(ends, rank(operand))
 
 
 def _find_result(graph: Graph, end: str, weaving: Mapping[str, int]) -> _Result | None:
@@ -643,14 +691,15 @@ def _find_form(graph: Graph, tree: _Tree) -> _Form | None:
     together = max(NUMBERS_TOGETHER // first.numbers, 1)
     for number in range(0, len(scans), together):
         first.run(scans[number : number + together])
-    edges = [t for t in tree.terms if not any(_pads(graph[t]).interior)]
-    for left in itertools.chain([()], ((edge,) for edge in edges)):
-        terms = [term for term in tree.terms if term not in left]
+    edges = dict.fromkeys(t for t in tree.terms if not any(_pads(graph[t]).interior))
+    for left in (None, *edges):
+        terms = [term for term in tree.terms if term != left]
         targets = [_add([point.terms[term] for term in terms]) for point in points]
         for form in _list_forms(scans, first, targets[0]):
             found = zip(points, targets, strict=True)
             if all(np.array_equal(form.evaluate(point), target) for point, target in found):
-                tree.terms, tree.others = terms, [*tree.others, *left]
+                tree.others += [term for term in tree.terms if term == left]
+                tree.terms = terms
                 return form
     return None
 
@@ -713,6 +762,16 @@ def _find_type(dtype: DType) -> DType | None:
     if dtype.is_narrow_float:
         return DType.F32
     return dtype if dtype in TYPES else None
+
+
+def _is_held(dtype: DType, result: DType) -> bool:
+    """Does the type in which a recurrence is computed hold such numbers?
+
+    Integers stay apart: they wrap around, and drop fractions.
+    """
+    wide = _find_type(result)
+    number = dtype.is_float or dtype.is_complex
+    return wide is not None and number and np.can_cast(dtype.numpy, wide.numpy)
 
 
 def _drop_wasted(graph: Graph, found: dict[str, _Result]) -> None:
@@ -797,6 +856,8 @@ class _Put:
             return put_running(self.ops, a, running, "multiply", 1)
         if scan.shifted:
             a = self.move_on(a, scan.backward, 0)
+        elif scan.a.along is not None:
+            a = self.clear_first(a, scan.backward)
         return put_recurrence(self.ops, a, self.read(scan.b), running)
 
     def read(self, read: _Read) -> str:
@@ -806,6 +867,13 @@ class _Put:
         places = [self.result.order.index(place) for place in read.places if place != NONE]
         value = self.ops.reshape(value, [self.shape[d] for d in places])
         return self.ops.broadcast(value, self.shape, places)
+
+    def clear_first(self, a: str, backward: bool) -> str:
+        """The factors with a zero for the first one, which no tree reads: NaN there would reach each state."""
+        place = self.shape[self.along] - 1 if backward else 0
+        step = self.ops.add("iota", DType.S32, self.shape, (), IotaAttrs(self.along))
+        first = self.ops.compare("EQ", step, self.ops.splat(place, DType.S32, self.shape))
+        return self.ops.select(first, self.ops.splat(0, self.wide, self.shape), a)
 
     def move_on(self, x: str, backward: bool, start: int) -> str:
         """Each element where the next step is; the first step has `start`."""

@@ -16,7 +16,16 @@ from jax import lax
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
-from astitch.graph.ir import Graph
+from astitch.graph.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Literal,
+    Node,
+    PadAttrs,
+    ParameterAttrs,
+)
 from astitch.graph.reference import run_graph
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
@@ -28,6 +37,7 @@ from tests.hlo_runner import lower, run_xla
 Function = Callable[..., Any]
 H100 = preset("h100")
 RNG = np.random.default_rng(0)
+ZERO = Literal.of(np.zeros((), np.float32))
 
 
 def join(first: Any, second: Any) -> Any:
@@ -160,6 +170,17 @@ def test_trees_are_found(name: str, steps: int) -> None:
     check(fn, (normal(2, steps, 3), normal(2, steps, 3)), running)
 
 
+def test_what_flows_back_to_a_factor_of_several_columns_is_a_sum() -> None:
+    """Beside dimensions of single elements, which reshapes drop."""
+    for factors, added in (
+        ((1, 8, 1), (1, 8, 2)),
+        ((1, 37, 1), (1, 37, 3)),
+        ((1, 8, 1), (2, 8, 1)),
+        ((1, 16, 1), (3, 16, 1)),
+    ):
+        check(gradient(a_rate_for_all_columns), (normal(*factors), normal(*added)), 2, 1e-4)
+
+
 @pytest.mark.parametrize("steps", [9, 32, 100])
 @pytest.mark.parametrize("name", FOUND)
 def test_gradients_are_found(name: str, steps: int) -> None:
@@ -210,9 +231,64 @@ def not_associative(x: Any, y: Any) -> Any:
     return lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] - q[1]), (x, y), axis=1)[1]
 
 
-@pytest.mark.parametrize("fn", [largest, turned, not_associative])
+def whole_states(x: Any, y: Any) -> Any:
+    """Fractions are cut off at each step."""
+
+    def step(p: Any, q: Any) -> Any:
+        return p[0] * q[0], (q[0] * p[1]).astype(jnp.int32).astype(jnp.float32) + q[1]
+
+    return lax.associative_scan(step, (x * 3, y), axis=1)[1]
+
+
+def whole_factors(x: Any, y: Any) -> Any:
+    """Their products wrap around."""
+
+    def step(p: Any, q: Any) -> Any:
+        return p[0] * q[0], q[0].astype(jnp.float32) * p[1] + q[1]
+
+    return lax.associative_scan(step, ((x * 9).astype(jnp.int8), y), axis=1)[1]
+
+
+def turned_states(x: Any, y: Any) -> Any:
+    """By a complex number at each level."""
+
+    def step(p: Any, q: Any) -> Any:
+        return p[0] * q[0], q[0] * p[1] * (1 + 1j) + q[1]
+
+    return lax.associative_scan(step, (x + 0j, y + 1j), axis=1)[1]
+
+
+OTHERS = [largest, turned, not_associative, whole_states, whole_factors, turned_states]
+
+
+@pytest.mark.parametrize("fn", OTHERS)
 def test_other_trees_stay(fn: Function) -> None:
     graph = graph_of(fn, normal(2, 32, 3), normal(2, 32, 3))
+    assert restore_recurrences(graph) is graph
+
+
+def test_a_factor_repeated_over_more_steps_than_the_tree_has() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        factor = jnp.broadcast_to(x[:1, :1], (2, 64, 3))
+        cut = (lax.pad(y, 0.0, ((0, 0, 0), (0, 1, 1), (0, 0, 0))) * factor)[:, :32]
+        even = lax.pad(cut[:, ::2], 0.0, ((0, 0, 0), (0, 1, 1), (0, 0, 0)))
+        return even + lax.pad(cut[:, 1::2], 0.0, ((0, 0, 0), (1, 0, 1), (0, 0, 0)))
+
+    graph = graph_of(fn, normal(2, 32, 3), normal(2, 32, 3))
+    assert restore_recurrences(graph) is graph
+
+
+def test_long_sums_of_pads_take_little_time() -> None:
+    """Each sum is looked at once, and no order is made anew."""
+    array = ArrayType(DType.F32, (16,))
+    nodes = {"x": Node("x", "parameter", ArrayType(DType.F32, (8,)), (), ParameterAttrs(0))}
+    nodes["zero"] = Node("zero", "constant", ArrayType(DType.F32, ()), (), ConstantAttrs(ZERO))
+    for low in range(2):
+        attrs = PadAttrs((low,), (1 - low,), (1,))
+        nodes[f"sum{low}"] = Node(f"sum{low}", "pad", array, ("x", "zero"), attrs)
+    for i in range(2, 40):
+        nodes[f"sum{i}"] = Node(f"sum{i}", "add", array, (f"sum{i - 1}", f"sum{i - 2}"))
+    graph = check_graph(Graph("sums", nodes, ("x",), ("sum39",)))
     assert restore_recurrences(graph) is graph
 
 
@@ -226,6 +302,32 @@ def test_a_tree_that_others_read_stays() -> None:
 
     graph = graph_of(fn, normal(2, 32, 3), normal(2, 32, 3))
     assert restore_recurrences(graph) is graph
+
+
+def test_a_term_that_is_added_twice() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        b = jnp.tanh(y)
+        h = lax.associative_scan(join, (jax.nn.sigmoid(x), b), axis=1)[1]
+        edge = lax.pad(b[:, 1:6], 0.0, ((0, 0, 0), (3, 9, 0), (0, 0, 0)))
+        return h + edge + edge
+
+    check(fn, (normal(2, 17, 3), normal(2, 17, 3)), 1)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("first", [np.nan, np.inf])
+def test_the_first_factor_may_be_no_number(first: float, reverse: bool) -> None:
+    """A ratio of neighbours, of which the first has none before it."""
+
+    def fn(x: Any, y: Any) -> Any:
+        factors = jax.nn.sigmoid(x).at[:, -1 if reverse else 0].set(first)
+        return lax.associative_scan(join, (factors, y), axis=1, reverse=reverse)[1] * 2
+
+    arguments = normal(2, 40, 3), normal(2, 40, 3)
+    check(fn, arguments, 1)
+    compilation = compile_graph(graph_of(fn, *arguments), gpu=H100)
+    (got,) = HostEngine(compilation.program, check=True).run(list(arguments))
+    assert_near(got, jax.jit(fn)(*arguments), 1e-5)
 
 
 # ---- what kernels make of them -----------------------------------------------------------------------------------
