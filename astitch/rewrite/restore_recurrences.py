@@ -213,7 +213,7 @@ def _trace(
         read = _turn(graph, waiting.pop())
         before = known.get(read.name) or seen.get(read.name)
         if before:
-            if before == read:
+            if read in (before, _turn_to(graph, before, read.along)):
                 continue
             if before.places == read.places and {before.along, read.along} == {None, ONE_STEP}:
                 tree.repeated.add(read.name)
@@ -247,11 +247,17 @@ def _turn(graph: Graph, read: _Read) -> _Read:
             moved = [e for e, edge in edges if any(edge)]
         case _:
             return read
-    if len(moved) != 1 or node.shape[moved[0]] != 1:
+    return _turn_to(graph, read, moved[0]) if len(moved) == 1 else read
+
+
+def _turn_to(graph: Graph, read: _Read, along: int | None) -> _Read:
+    """The same read of a single step along another dimension of a single element; of others the read as it is."""
+    shape, places = graph[read.name].array.shape, list(read.places)
+    if any(d is None or d == ONE_STEP or shape[d] != 1 for d in (read.along, along)):
         return read
-    places = list(read.places)
-    places[d], places[moved[0]] = places[moved[0]], places[d]
-    return _Read(read.name, tuple(places), moved[0])
+    assert read.along is not None and along is not None
+    places[read.along], places[along] = places[along], places[read.along]
+    return _Read(read.name, tuple(places), along)
 
 
 def _is_leaf(graph: Graph, read: _Read, tree: _Tree, weaving: Mapping[str, int]) -> bool:

@@ -177,6 +177,7 @@ def test_what_flows_back_to_a_factor_of_several_columns_is_a_sum() -> None:
         ((1, 37, 1), (1, 37, 3)),
         ((1, 8, 1), (2, 8, 1)),
         ((1, 16, 1), (3, 16, 1)),
+        ((1, 13, 1), (3, 13, 1)),
     ):
         check(gradient(a_rate_for_all_columns), (normal(*factors), normal(*added)), 2, 1e-4)
 
