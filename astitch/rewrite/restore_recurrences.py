@@ -61,7 +61,8 @@ MOST_NUMBERS, NUMBERS_TOGETHER = 1 << 25, 1 << 22
 ONE_STEP = NONE = -1
 
 Vector = np.ndarray
-"""[lanes of each summed dimension .., steps], uint64 below PRIME.  All other dimensions are alike."""
+"""[lanes of each summed dimension .., steps], uint64 below PRIME.  All other dimensions are alike.  What is the same at
+each step has one."""
 
 
 def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
@@ -111,7 +112,8 @@ class _Tree:
     other terms.  nodes: from what is read to the terms, each as it is read.  leaves: what the tree reads.
     summed: place of each dimension that is summed on the way, by its extent and how many others are before it.  Those
     of single elements do not count: reshapes drop them.
-    repeated: what is the same at each step, where a single step does not show it.
+    repeated: what is the same at each step, where a single step does not show it.  padded: arrays of all steps that are
+    paddings of what is no tree: what flows back from a slice of the states.
     """
 
     end: str
@@ -122,10 +124,14 @@ class _Tree:
     leaves: dict[str, _Read] = field(default_factory=dict)
     summed: dict[tuple[int, int], int] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
+    padded: set[str] = field(default_factory=set)
 
 
 def _find_weaving(graph: Graph) -> dict[str, int]:
-    """The dimension along which values are spread, with zeros between or beside them, and sums of such values."""
+    """The dimension along which values are spread, with zeros between or beside them, and sums of such values.
+
+    What is added to a sum that nothing else reads counts as a term of it.
+    """
     found: dict[str, int] = {}
     for node in graph:
         if isinstance(node.attrs, PadAttrs):
@@ -133,10 +139,11 @@ def _find_weaving(graph: Graph) -> dict[str, int]:
             moved = [d for d, edges in enumerate(padded) if any(edges)]
             if len(moved) == 1 and _is_zero(graph, node.operands[1]):
                 found[node.name] = moved[0]
-        elif OPS[node.op].combiner is np.add and all(o in found for o in node.operands):
-            first, second = (found[o] for o in node.operands)
-            if first == second:
-                found[node.name] = first
+        elif OPS[node.op].combiner is np.add:
+            known = [o for o in node.operands if o in found]
+            alone = len(known) == 1 and graph.users[known[0]] == (node.name,)
+            if len({found[o] for o in known}) == 1 and (len(known) == 2 or alone):
+                found[node.name] = found[known[0]]
     return found
 
 
@@ -156,20 +163,22 @@ def _is_end(graph: Graph, name: str, weaving: Mapping[str, int]) -> bool:
 
 def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int]) -> _Tree | None:
     """The tree behind a sum; None where no term is one, or where it reads too much."""
-    terms = list(itertools.islice(_list_terms(graph, end), MOST_TERMS + 1))
+    terms = list(itertools.islice(_list_terms(graph, end, weaving), MOST_TERMS + 1))
     if len(terms) > MOST_TERMS:
         return None
     tree = _Tree(end, dimension)
     places = tuple(range(graph[end].array.rank))
     seen: dict[str, _Read] = {}
-    waiting = list(terms)
+    waiting, stopped = list(terms), set[str]()
     while waiting:
-        term, repeated = waiting.pop(), len(tree.repeated)
+        term, known = waiting.pop(), len(tree.repeated) + len(tree.padded)
         start = _make_read(tree, graph, term, places, dimension)
-        found = _trace(graph, start, seen, tree, weaving)
-        if len(tree.repeated) > repeated:  # something was read otherwise until now
-            tree = _Tree(end, dimension, repeated=tree.repeated)
-            seen, waiting = {}, list(terms)
+        found = _trace(graph, start, seen, tree, weaving, stopped)
+        if not waiting:
+            tree.repeated |= {n for n in stopped if n in seen and seen[n].along is None}
+        if len(tree.repeated) + len(tree.padded) > known:  # something was read otherwise until now
+            tree = _Tree(end, dimension, repeated=tree.repeated, padded=tree.padded)
+            seen, waiting, stopped = {}, list(terms), set()
         elif found is None:
             tree.others.append(term)
         else:
@@ -185,12 +194,12 @@ def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int])
     return tree
 
 
-def _list_terms(graph: Graph, end: str) -> Iterator[str]:
+def _list_terms(graph: Graph, end: str, weaving: Mapping[str, int]) -> Iterator[str]:
     """The terms of a sum, each as often as it is added."""
     waiting = [end]
     while waiting:
         name = waiting.pop()
-        if OPS[graph[name].op].combiner is np.add:
+        if name in weaving and not _is_pad(graph[name]):
             waiting += graph[name].operands
         else:
             yield name
@@ -202,15 +211,17 @@ def _trace(
     known: Mapping[str, _Read],
     tree: _Tree,
     weaving: Mapping[str, int],
+    stopped: set[str],
 ) -> dict[str, _Read] | None:
     """What a term is made of, each as it is read; None where something in it is no op of a tree.
 
-    known: what other terms are made of.
+    known: what other terms are made of.  stopped: gets what is no op of a tree, where a single step of it is read.
     """
     seen: dict[str, _Read] = {}
-    waiting = [start]
+    waiting = [(start, "")]
     while waiting:
-        read = _turn(graph, waiting.pop())
+        read, padded = waiting.pop()
+        read = _turn(graph, read)
         before = known.get(read.name) or seen.get(read.name)
         if before:
             if read in (before, _turn_to(graph, before, read.along)):
@@ -225,9 +236,23 @@ def _trace(
         if read_splat(graph, read.name) is not None or _is_leaf(graph, read, tree, weaving):
             continue
         if read.along is None or not _acts_along(graph, node, read.along):
+            if padded:
+                tree.padded.add(padded)
+            if read.along == ONE_STEP:
+                stopped.add(read.name)
             return None
-        waiting += _list_operands(graph, node, read, tree)
+        if read.name != start.name and _is_padding(graph, read, tree):
+            padded = read.name
+        waiting += [(operand, padded) for operand in _list_operands(graph, node, read, tree)]
     return seen
+
+
+def _is_padding(graph: Graph, read: _Read, tree: _Tree) -> bool:
+    """Is it of all steps, and nothing but zeros beside its operand?"""
+    node, d = graph[read.name], read.along
+    if not isinstance(node.attrs, PadAttrs) or d is None or d == ONE_STEP:
+        return False
+    return node.shape[d] == graph[tree.end].shape[tree.dimension] and not any(node.attrs.interior)
 
 
 def _turn(graph: Graph, read: _Read) -> _Read:
@@ -267,8 +292,11 @@ def _is_leaf(graph: Graph, read: _Read, tree: _Tree, weaving: Mapping[str, int])
     steps, d = graph[tree.end].shape[tree.dimension], read.along
     if d is None:
         return True
-    whole = d != ONE_STEP and graph[read.name].shape[d] == steps
-    return whole and weaving.get(read.name) != d
+    node = graph[read.name]
+    if isinstance(node.attrs, BroadcastAttrs) and d not in node.attrs.dimensions:
+        return False  # its operand is one, wherever it is repeated
+    whole = d != ONE_STEP and node.shape[d] == steps
+    return whole and (weaving.get(read.name) != d or read.name in tree.padded)
 
 
 def _make_read(
@@ -428,14 +456,6 @@ def _pad(node: Node, d: int, x: Sequence[Vector]) -> Vector:
     return padded[..., max(-low, 0) : padded.shape[-1] - max(-high, 0)]
 
 
-def _broadcast(node: Node, d: int, x: Sequence[Vector]) -> Vector:
-    """What has another number of steps is the same at each of them."""
-    steps = node.shape[d]
-    if x[0].shape[-1] == steps:
-        return x[0]
-    return np.broadcast_to(x[0][..., :1], (*x[0].shape[:-1], steps))
-
-
 def _concatenate(node: Node, d: int, x: Sequence[Vector]) -> Vector:
     lanes = np.broadcast_shapes(*(piece.shape[:-1] for piece in x))
     return np.concatenate([np.broadcast_to(p, (*lanes, p.shape[-1])) for p in x], -1)
@@ -453,7 +473,7 @@ _EVALUATED: dict[str, _Meaning] = {
     "pad": _Meaning(_pad, 1),
     "concatenate": _Meaning(_concatenate),
     "reverse": _Meaning(lambda node, d, x: x[0][..., ::-1]),
-    "broadcast": _Meaning(_broadcast),
+    "broadcast": _Meaning(lambda node, d, x: x[0]),
     "reduce": _Meaning(lambda node, d, x: x[0], 1),
 }
 """The ops of trees.  Conversions between floats round; a polynomial does not.  _Point sums the lanes."""
@@ -470,8 +490,7 @@ class _Point:
         self.leaves: dict[_Read, Vector] = {}
         for read in tree.leaves.values():
             shape = (*self._lanes_of(read.places), 1 if read.along is None else self.steps)
-            numbers = random.integers(0, PRIME, shape, dtype=np.uint64)
-            self.leaves[read] = np.broadcast_to(numbers, (*shape[:-1], self.steps))
+            self.leaves[read] = random.integers(0, PRIME, shape, dtype=np.uint64)
         self.terms = self._evaluate(graph)
         self.scans: dict[_Scan, Vector] = {}
 
@@ -498,6 +517,8 @@ class _Point:
             value = meaning.run(node, d, [values[o] for o in operands])
             if OPS[node.op].is_reduce:
                 value = self._sum(value, read.places)
+            if read.along is not None and read.along != ONE_STEP:  # else one element says it all
+                value = np.broadcast_to(value, (*value.shape[:-1], node.shape[d]))
             values[name] = value
         alone = (*(1,) * len(self.tree.summed), self.steps)
         return {term: np.broadcast_to(values[term], alone) for term in self.tree.terms}
@@ -671,7 +692,8 @@ def _find_results(graph: Graph) -> Iterator[tuple[str, _Result]]:
             yield name, result
         else:
             for operand in graph[name].operands:
-                heapq.heappush(ends, rank(operand))
+                if operand in weaving:
+                    heapq.heappush(ends, rank(operand))
 
 
 def _find_result(graph: Graph, end: str, weaving: Mapping[str, int]) -> _Result | None:
@@ -697,7 +719,7 @@ def _find_form(graph: Graph, tree: _Tree) -> _Form | None:
     together = max(NUMBERS_TOGETHER // first.numbers, 1)
     for number in range(0, len(scans), together):
         first.run(scans[number : number + together])
-    edges = dict.fromkeys(t for t in tree.terms if not any(_pads(graph[t]).interior))
+    edges = dict.fromkeys(term for term in tree.terms if not _is_woven(graph[term]))
     for left in (None, *edges):
         terms = [term for term in tree.terms if term != left]
         targets = [_add([point.terms[term] for term in terms]) for point in points]
@@ -710,9 +732,9 @@ def _find_form(graph: Graph, tree: _Tree) -> _Form | None:
     return None
 
 
-def _pads(node: Node) -> PadAttrs:
-    assert isinstance(node.attrs, PadAttrs)
-    return node.attrs
+def _is_woven(node: Node) -> bool:
+    """Has it zeros between its elements?"""
+    return isinstance(node.attrs, PadAttrs) and any(node.attrs.interior)
 
 
 def _add(terms: Sequence[Vector]) -> Vector:
@@ -722,11 +744,10 @@ def _add(terms: Sequence[Vector]) -> Vector:
 
 def _list_scans(tree: _Tree) -> list[_Scan]:
     leaves = list(tree.leaves.values())
-    arrays = [read for read in leaves if read.along is not None]
-    sums = [_Scan(None, b, backward, False) for b in arrays for backward in (False, True)]
+    sums = [_Scan(None, b, backward, False) for b in leaves for backward in (False, True)]
     return sums + [
         _Scan(a, b, backward, shifted)
-        for a, b in itertools.product(leaves, [None, *arrays])
+        for a, b in itertools.product(leaves, [None, *leaves])
         for backward, shifted in itertools.product((False, True), repeat=2)
         if a != b and not (shifted and (b is None or a.along is None))
     ]

@@ -146,6 +146,28 @@ def running_sum(x: Any, y: Any) -> Any:
     return lax.associative_scan(jnp.add, jnp.exp(x), axis=1) * y
 
 
+def last_state(x: Any, y: Any) -> Any:
+    """What flows back is zero but for the last step."""
+    return states(x, y)[:, -1] * 2
+
+
+def mean_state(x: Any, y: Any) -> Any:
+    """What flows back is the same at each step."""
+    return lax.associative_scan(join, (jax.nn.sigmoid(x), jnp.sin(y)), axis=1)[1].mean(1)
+
+
+def beside_its_input(x: Any, y: Any) -> Any:
+    return lax.associative_scan(join, (jax.nn.sigmoid(x), y), axis=1)[1] + y
+
+
+def two_of_one_rate(x: Any, y: Any) -> Any:
+    rates = jax.nn.sigmoid(x)
+    first, second = (
+        lax.associative_scan(join, (rates, b), axis=1)[1] for b in (jnp.sin(y), jnp.cos(y))
+    )
+    return first * second
+
+
 def half(x: Any, y: Any) -> Any:
     pair = (jax.nn.sigmoid(x).astype(jnp.bfloat16), y.astype(jnp.bfloat16))
     return jnp.tanh(lax.associative_scan(join, pair, axis=1)[1])
@@ -160,6 +182,10 @@ FOUND = {
     "under vmap": (under_vmap, 1, 2),
     "complex states": (complex_states, 1, 2),
     "running sum": (running_sum, 1, 2),
+    "last state": (last_state, 1, 2),
+    "mean state": (mean_state, 1, 2),
+    "beside its input": (beside_its_input, 1, 2),
+    "two of one rate": (two_of_one_rate, 2, 4),
 }
 
 
