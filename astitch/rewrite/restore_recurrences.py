@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,10 +38,15 @@ from astitch.graph.ops.windows import Running, running_window
 from astitch.graph.recurrences import TYPES, recurrence_region, starts
 from astitch.rewrite.draft import Draft, Log, read_splat
 from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.finite_field import (
+    EVALUATED,
+    PRIME,
+    Vector,
+    grow,
+    move_on,
+    run_recurrences,
+)
 from astitch.rewrite.simplify import rewrite_graph
-
-PRIME = (1 << 31) - 1
-"""The field's size.  A tree over 16,384 steps is of degree 16,385: two points err together once in 10^10."""
 
 LANES = (2, 3)
 """Elements along each summed dimension, at each of two points: all are alike, and what they are summed to is not."""
@@ -59,10 +64,6 @@ MOST_NUMBERS, NUMBERS_TOGETHER = 1 << 25, 1 << 22
 """Numbers of all recurrences that a tree is compared with, and of those that are evaluated side by side."""
 
 ONE_STEP = NONE = -1
-
-Vector = np.ndarray
-"""[lanes of each summed dimension .., steps], uint64 below PRIME.  All other dimensions are alike.  What is the same at
-each step has one."""
 
 
 def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
@@ -345,7 +346,7 @@ def _list_operands(graph: Graph, node: Node, read: _Read, tree: _Tree) -> Iterat
                     places[along] = tree.dimension
             yield _make_read(tree, graph, node.operands[0], places, along)
         case _:
-            count = _EVALUATED[node.op].operands or len(node.operands)
+            count = EVALUATED[node.op].operands or len(node.operands)
             for name in node.operands[:count]:
                 yield _make_read(tree, graph, name, read.places, read.along)
 
@@ -381,7 +382,7 @@ def _pair_dimensions(
 
 def _acts_along(graph: Graph, node: Node, dimension: int) -> bool:
     """Is it an op of a tree, which leaves other dimensions as they are, repeats them or sums them up?"""
-    if _EVALUATED.get(node.op) is None:
+    if EVALUATED.get(node.op) is None:
         return False
     if OPS[node.op].is_view:
         source = graph[node.operands[0]].shape
@@ -432,53 +433,6 @@ def _find_powers(graph: Graph, leaves: Mapping[str, _Read]) -> set[str]:
 # ---- values in the field -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Meaning:
-    """run: an op in the field, along a dimension.  operands: how many it reads as vectors; 0: all."""
-
-    run: Callable[[Node, int, Sequence[Vector]], Vector]
-    operands: int = 0
-
-
-def _slice(node: Node, d: int, x: Sequence[Vector]) -> Vector:
-    assert isinstance(node.attrs, SliceAttrs)
-    return x[0][..., node.attrs.starts[d] : node.attrs.limits[d] : node.attrs.strides[d]]
-
-
-def _pad(node: Node, d: int, x: Sequence[Vector]) -> Vector:
-    assert isinstance(node.attrs, PadAttrs)
-    low, high, gap = node.attrs.low[d], node.attrs.high[d], node.attrs.interior[d] + 1
-    *lanes, steps = x[0].shape
-    spread = np.zeros((*lanes, max((steps - 1) * gap + 1, 0)), np.uint64)
-    spread[..., ::gap] = x[0]
-    edges = [(0, 0)] * len(lanes) + [(max(low, 0), max(high, 0))]
-    padded = np.pad(spread, edges)
-    return padded[..., max(-low, 0) : padded.shape[-1] - max(-high, 0)]
-
-
-def _concatenate(node: Node, d: int, x: Sequence[Vector]) -> Vector:
-    lanes = np.broadcast_shapes(*(piece.shape[:-1] for piece in x))
-    return np.concatenate([np.broadcast_to(p, (*lanes, p.shape[-1])) for p in x], -1)
-
-
-_EVALUATED: dict[str, _Meaning] = {
-    "add": _Meaning(lambda node, d, x: (x[0] + x[1]) % PRIME),
-    "subtract": _Meaning(lambda node, d, x: (x[0] + PRIME - x[1]) % PRIME),
-    "multiply": _Meaning(lambda node, d, x: x[0] * x[1] % PRIME),
-    "negate": _Meaning(lambda node, d, x: (PRIME - x[0]) % PRIME),
-    "convert": _Meaning(lambda node, d, x: x[0]),
-    "copy": _Meaning(lambda node, d, x: x[0]),
-    "reshape": _Meaning(lambda node, d, x: x[0]),
-    "slice": _Meaning(_slice),
-    "pad": _Meaning(_pad, 1),
-    "concatenate": _Meaning(_concatenate),
-    "reverse": _Meaning(lambda node, d, x: x[0][..., ::-1]),
-    "broadcast": _Meaning(lambda node, d, x: x[0]),
-    "reduce": _Meaning(lambda node, d, x: x[0], 1),
-}
-"""The ops of trees.  Conversions between floats round; a polynomial does not.  _Point sums the lanes."""
-
-
 class _Point:
     """A point at which a tree, and what it may be, are evaluated.  lanes: elements of each summed dimension."""
 
@@ -512,7 +466,7 @@ class _Point:
                     (1,) * len(self.tree.summed) + (steps,), int(number.real) % PRIME, np.uint64
                 )
                 continue
-            meaning = _EVALUATED[node.op]
+            meaning = EVALUATED[node.op]
             operands = node.operands[: meaning.operands or len(node.operands)]
             value = meaning.run(node, d, [values[o] for o in operands])
             if OPS[node.op].is_reduce:
@@ -528,7 +482,7 @@ class _Point:
         for axis in range(len(self.tree.summed)):
             if self.rank + axis not in kept:
                 x = (
-                    np.broadcast_to(x, _grow(x.shape, axis, self.lanes)).sum(axis, keepdims=True)
+                    np.broadcast_to(x, grow(x.shape, axis, self.lanes)).sum(axis, keepdims=True)
                     % PRIME
                 )
         return x
@@ -562,36 +516,6 @@ class _Point:
         states = run_recurrences(factors, added, start.reshape(-1, *(1,) * len(lanes)))
         for number, scan in enumerate(scans):
             self.scans[scan] = states[number][..., :: -1 if scan.backward else 1]
-
-
-def run_recurrences(a: Vector, b: Vector, start: Vector) -> Vector:
-    """h[t] = a[t] * h[t - 1] + b[t] along the last dimension, from `start` on: in pieces, all of them side by side."""
-    *outer, steps = a.shape
-    length = math.isqrt(steps - 1) + 1
-    count = -(-steps // length)
-    edges = [(0, 0)] * len(outer) + [(0, count * length - steps)]
-    a, b = (np.pad(x, edges).reshape(*outer, count, length) for x in (a, b))
-    products, states = np.empty_like(a), np.empty_like(b)
-    product, state = np.ones(a.shape[:-1], np.uint64), np.zeros(b.shape[:-1], np.uint64)
-    for step in range(length):
-        state = (a[..., step] * state + b[..., step]) % PRIME
-        product = a[..., step] * product % PRIME
-        states[..., step], products[..., step] = state, product
-    carried = np.broadcast_to(start, outer)
-    for piece in range(count):
-        own = (states[..., piece, :] + products[..., piece, :] * carried[..., None]) % PRIME
-        states[..., piece, :], carried = own, own[..., -1]
-    return states.reshape(*outer, count * length)[..., :steps]
-
-
-def _grow(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
-    return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
-def move_on(x: Vector, backward: bool, start: int) -> Vector:
-    """Each element where the next step is; the first step has `start`."""
-    first = np.full((*x.shape[:-1], 1), start, np.uint64)
-    return np.concatenate([x[..., 1:], first] if backward else [first, x[..., :-1]], -1)
 
 
 # ---- what a tree may be ------------------------------------------------------------------------------------------
@@ -879,6 +803,9 @@ class _Put:
             assert scan.b
             return put_running(self.ops, self.read(scan.b), running, "add", 0)
         a = self.read(scan.a)
+        if scan.b is None and self.wide.is_complex:  # no number leaves each of them as it is
+            zeros = self.ops.splat(0, self.wide, self.shape)
+            return put_recurrence(self.ops, a, zeros, running, result=0)
         if scan.b is None:
             return put_running(self.ops, a, running, "multiply", 1)
         if scan.shifted:
@@ -905,7 +832,7 @@ class _Put:
     def move_on(self, x: str, backward: bool, start: int) -> str:
         """Each element where the next step is; the first step has `start`."""
         zeros = (0,) * len(self.shape)
-        one = _grow(zeros, self.along, 1)
+        one = grow(zeros, self.along, 1)
         low, high = (zeros, one) if backward else (one, zeros)
         limits = [extent - cut for extent, cut in zip(self.shape, low, strict=True)]
         kept = self.ops.cut(x, high, limits)
@@ -914,8 +841,11 @@ class _Put:
         return self.ops.add("pad", self.wide, self.shape, (kept, filled), attrs)
 
 
-def put_recurrence(ops: DraftOps, a: str, b: str, running: Running) -> str:
-    """h[t] = a[t] * h[t - 1] + b[t] of two arrays of one shape and type (graph/recurrences.py)."""
+def put_recurrence(ops: DraftOps, a: str, b: str, running: Running, result: int = 1) -> str:
+    """h[t] = a[t] * h[t - 1] + b[t] of two arrays of one shape and type (graph/recurrences.py).
+
+    result: 0 for the products of a instead.
+    """
     array = ops.draft[b].array
     begin = [
         ops.add("constant", array.dtype, (), (), ConstantAttrs(start))
@@ -932,7 +862,9 @@ def put_recurrence(ops: DraftOps, a: str, b: str, running: Running) -> str:
         ops.origin.source,
     )
     both = ops.draft.put(pair)
-    return ops.add("get-tuple-element", array.dtype, array.shape, (both,), GetTupleElementAttrs(1))
+    return ops.add(
+        "get-tuple-element", array.dtype, array.shape, (both,), GetTupleElementAttrs(result)
+    )
 
 
 def put_running(ops: DraftOps, x: str, running: Running, op: str, start: int) -> str:
