@@ -5,20 +5,19 @@ Takes what is read of the rows besides products, hands on the nodes that give su
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from astitch.attention.rows import Label, RowFunctions, read_scalar
 from astitch.attention.softmax import (
-    GRADIENT_TOLERANCE,
     NOTHING,
     Gradient,
     Softmax,
     draw_empty_rows,
-    draw_near,
-    list_draws,
+    draw_gradients,
+    fit_factor,
 )
 from astitch.graph.ir import DimensionsAttrs
 from astitch.graph.ops import OPS, monoid_of
@@ -71,30 +70,16 @@ def fit_bias_gradient(
     known = {*softmax.sources, source.name, *([drop.source.name] if drop else [])}
     if not rows.reads[value] <= known:
         return None
-    factors: list[float] = []
-    for seed, draw in enumerate(list_draws(softmax.cap)):
-        drawn = draw_near(rows, softmax, masks, seed, draw)
-        drawn = rows.replace_drawn(drawn, source, drawn[source.name] * draw.gradient)
-        full = softmax.list_full(drawn)
-        p = softmax.evaluate(drawn[rows.product.name], drawn)
-        dp = np.broadcast_to(drawn[source.name], p.shape)
-        if drop and drop.source.name in rows.reads[gradient.name]:
-            dp = dp * drop.read(drawn)
-        wanted = (p * (dp - (p * dp).sum(1, keepdims=True)))[full]
-        given = np.broadcast_to(rows.evaluate(value, drawn), p.shape)[full]
-        floor = NOTHING * np.max(abs(dp))
-        if not np.all(np.isfinite(given)):
-            return None
-        if factors and np.max(abs(wanted)) <= floor:
-            if np.max(abs(given)) > 2 * max(factors) * floor:
-                return None
-            continue
-        factor = float((given * wanted).sum() / (wanted * wanted).sum())
-        if np.max(abs(given - factor * wanted)) > GRADIENT_TOLERANCE * np.max(abs(given)):
-            return None
-        factors.append(factor)
-    low, high = min(factors), max(factors)
-    return high if low > 0 and high - low <= GRADIENT_TOLERANCE * high else None
+    drops = drop is not None and drop.source.name in rows.reads[gradient.name]
+
+    def evaluate() -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+        for drawn, p, dp in draw_gradients(rows, softmax, masks, source, drops=drops):
+            full = softmax.list_full(drawn)
+            wanted = p * (dp - (p * dp).sum(1, keepdims=True))
+            given = np.broadcast_to(rows.evaluate(value, drawn), p.shape)
+            yield given[full], wanted[full], NOTHING * np.max(abs(dp))
+
+    return fit_factor(evaluate())
 
 
 def passes_masks(

@@ -589,23 +589,47 @@ def fit_gradient(
     if len(others) != 1 or others[0].name in masks or rows.resolved(name) is None:
         return None
     (source,) = others
-    factors: list[float] = []
+
+    def evaluate() -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+        for drawn, p, dp in draw_gradients(rows, softmax, masks, source, drops=is_dropped_here):
+            wanted = softmax.scale * p * (dp - (p * dp).sum(1, keepdims=True))
+            if softmax.cap:
+                wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
+            full = softmax.list_full(drawn)
+            given = np.broadcast_to(rows.evaluate(name, drawn), p.shape)
+            yield given[full], wanted[full], NOTHING * softmax.scale * np.max(abs(dp))
+
+    factor = fit_factor(evaluate())
+    if factor is None:
+        return None
+    nearest = round(factor)
+    exact = nearest and abs(factor - nearest) < GRADIENT_TOLERANCE
+    return Gradient(name, source, float(nearest) if exact else factor)
+
+
+def draw_gradients(
+    rows: RowFunctions, softmax: Softmax, masks: Container[str], source: Source, *, drops: bool
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+    """(what is drawn, p, dp) of random rows; with `drops` dp is multiplied as the softmax's dropout multiplies."""
     for seed, draw in enumerate(list_draws(softmax.cap)):
         drawn = draw_near(rows, softmax, masks, seed, draw)
         drawn = rows.replace_drawn(drawn, source, drawn[source.name] * draw.gradient)
-        full = softmax.list_full(drawn)
         p = softmax.evaluate(drawn[rows.product.name], drawn)
         dp = np.broadcast_to(drawn[source.name], p.shape)
-        if drop and is_dropped_here:
-            dp = dp * drop.read(drawn)
-        wanted = softmax.scale * p * (dp - (p * dp).sum(1, keepdims=True))
-        if softmax.cap:
-            wanted = wanted * (1 - softmax.bend(drawn[rows.product.name]) ** 2)
-        given = np.broadcast_to(rows.evaluate(name, drawn), p.shape)[full]
-        wanted = wanted[full]
+        if softmax.drop and drops:
+            dp = dp * softmax.drop.read(drawn)
+        yield drawn, p, dp
+
+
+def fit_factor(samples: Iterator[tuple[np.ndarray, np.ndarray, float]]) -> float | None:
+    """The positive factor by which all that is given is what is wanted; None where there is none.
+
+    samples: (given, wanted, what is too small to tell), of one shape.
+    """
+    factors: list[float] = []
+    for given, wanted, floor in samples:
         if not np.all(np.isfinite(given)):
             return None
-        floor = NOTHING * softmax.scale * np.max(abs(dp))
         if factors and np.max(abs(wanted)) <= floor:  # of large scores one has all: rounding
             if np.max(abs(given)) > 2 * max(factors) * floor:
                 return None
@@ -615,11 +639,7 @@ def fit_gradient(
             return None
         factors.append(factor)
     low, high = min(factors), max(factors)
-    if high <= 0 or high - low > GRADIENT_TOLERANCE * high:
-        return None
-    nearest = round(high)
-    exact = nearest and abs(high - nearest) < GRADIENT_TOLERANCE
-    return Gradient(name, source, float(nearest) if exact else high)
+    return high if high > 0 and high - low <= GRADIENT_TOLERANCE * high else None
 
 
 @dataclass(frozen=True)

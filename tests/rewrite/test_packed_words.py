@@ -13,7 +13,8 @@ import pytest
 
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
-from astitch.graph.ir import Graph
+from astitch.graph.ir import ArrayType, DType, Graph, Node
+from astitch.graph.ops.elementwise import meaning_of_bitcast_convert
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.packed_words import unpack_words
@@ -98,6 +99,27 @@ def test_kernels_read_words(name: str, kind: str) -> None:
     for found in (run_inside_xla, lambda c, arrays: HostEngine(c.program).run(arrays)):
         (got,) = found(compilation, [x, q, s])
         np.testing.assert_allclose(got, want[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_thread_takes_a_word_at_a_time() -> None:
+    """Its eight numbers are neighbours along the columns: one load for all of them."""
+    arrays = (
+        jax.ShapeDtypeStruct((1, 4096), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4096, 14336), jnp.int4),
+        jax.ShapeDtypeStruct((14336,), jnp.bfloat16),
+    )
+    compilation, _ = compile_for_xla(graph_of(scale_columns, *arrays), H100, simplified=True)
+    (plan,) = compilation.plans
+    assert plan.arrangement.loops[0].mapping.vector == 8
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("word", "count"), [(DType.U8, 2), (DType.U32, 8)])
+def test_the_reference_packs_as_xla(kind: str, word: DType, count: int) -> None:
+    q = four_bits(kind, 6, 4, count)
+    node = Node("words", "bitcast-convert", ArrayType(word, (6, 4)), ("q",))
+    want = jax.jit(lambda q: jax.lax.bitcast_convert_type(q, word.numpy))(q)
+    np.testing.assert_array_equal(meaning_of_bitcast_convert(node, q), np.asarray(want))
 
 
 def many_rows(x: Any, q: Any, s: Any) -> Any:

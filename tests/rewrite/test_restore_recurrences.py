@@ -15,6 +15,7 @@ from jax import lax
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.directives import parse
 from astitch.graph.check import check_graph
 from astitch.graph.ir import (
     ArrayType,
@@ -32,6 +33,7 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.restore_recurrences import restore_recurrences
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
+from astitch.xla.compile_module import compile_for_xla
 from tests.hlo_runner import lower, run_xla
 
 Function = Callable[..., Any]
@@ -225,7 +227,9 @@ def test_narrow_floats_are_summed_in_f32() -> None:
             assert_near(got, want, 0.05)
 
 
-def test_checkpoints_and_loops_over_layers() -> None:
+def test_bodies_of_loops_with_checkpoints() -> None:
+    """The forward loop has a scan, the backward one that of the layer again and what flows back through it."""
+
     def layers(x: Any, y: Any) -> Any:
         @jax.checkpoint
         def layer(h: Any, w: Any) -> Any:
@@ -233,10 +237,11 @@ def test_checkpoints_and_loops_over_layers() -> None:
 
         return lax.scan(layer, x, y[:2, 0])[0]
 
-    compilation = compile_graph(
-        graph_of(gradient(layers), normal(2, 32, 3), normal(2, 32, 3)), gpu=H100
-    )
-    assert compilation is not None
+    graph = graph_of(gradient(layers), normal(2, 32, 3), normal(2, 32, 3))
+    compilation, _ = compile_for_xla(graph, H100, directives=parse("stitch-bodies", ""))
+    bodies = [body.compilation.graph for body in compilation.bodies]
+    assert sorted(map(count_running, bodies)) == [1, 2]
+    assert not any(map(count_woven, bodies))
 
 
 # ---- what is not -------------------------------------------------------------------------------------------------

@@ -385,11 +385,15 @@ def meaning_of_convert(node: Node, x: Array) -> Array:
 def meaning_of_bitcast_convert(node: Node, x: Array) -> Array:
     """The bits of x as another type.  Smaller elements give a new last dimension; larger ones consume the last one.
 
-    NumPy keeps a number of four bits in a byte: the first one is the lower half of a packed one."""
+    NumPy keeps a number of less than eight bits in a byte: the first one is the lowest of a packed byte.
+    """
     dtype = node.dtype.numpy
-    if DType.of(x.dtype).bits == 4:
-        halves = x.astype(np.uint8).reshape(*x.shape[:-1], -1, 2) & 15
-        x = halves[..., 0] | halves[..., 1] << 4
+    bits = DType.of(x.dtype).bits
+    if bits < 8 <= node.dtype.bits:
+        parts = np.asarray(x, order="C").view(np.uint8).reshape(*x.shape[:-1], -1, 8 // bits)
+        places = np.arange(0, 8, bits, dtype=np.uint8)
+        packed = np.bitwise_or.reduce((parts & (2**bits - 1)) << places, -1)
+        return packed.view(dtype).reshape(x.shape[:-1])
     x = np.asarray(x, order="C")
     if dtype.itemsize == x.dtype.itemsize:
         return x.view(dtype)
