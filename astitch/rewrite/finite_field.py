@@ -18,6 +18,15 @@ Vector = np.ndarray
 each step has one."""
 
 
+def is_in_field(number: np.ndarray) -> bool:
+    """Is it a whole number that the field tells from others?"""
+    return bool(number == np.round(number.real) and abs(number) < PRIME)
+
+
+def to_field(number: np.ndarray) -> int:
+    return int(number.real) % PRIME
+
+
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """run: an op in the field, along a dimension.  operands: how many it reads as vectors; 0: all."""

@@ -21,32 +21,33 @@ import numpy as np
 from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
-    ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DType,
-    GetTupleElementAttrs,
     Graph,
     IotaAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
-    TupleType,
 )
 from astitch.graph.ops import OPS, monoid_of
-from astitch.graph.ops.windows import Running, running_window
-from astitch.graph.recurrences import TYPES, recurrence_region, starts
+from astitch.graph.ops.windows import Running
+from astitch.graph.recurrences import TYPES
 from astitch.rewrite.draft import Draft, Log, read_splat
-from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.finite_field import (
     EVALUATED,
     PRIME,
     Vector,
     grow,
+    is_in_field,
     move_on,
     run_recurrences,
+    to_field,
 )
+from astitch.rewrite.running_reductions import put_recurrence, put_running
 from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.whole_reads import list_numbers, read_wholes
 
 LANES = (2, 3)
 """Elements along each summed dimension, at each of two points: all are alike, and what they are summed to is not."""
@@ -72,8 +73,10 @@ def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
     graph: in simplest form.  `log` hears of each result of a tree.
     """
     heard: Log = log or (lambda rule, node: None)
-    found = dict(_find_results(graph))
-    _drop_wasted(graph, found)
+    weaving = _find_weaving(graph)
+    whole = read_wholes(graph, {*weaving.values()})
+    found = dict(_find_results(whole, weaving))
+    _drop_wasted(whole, found)
     if not found:
         return graph
 
@@ -84,7 +87,7 @@ def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
         heard("restore_recurrence", node.name)
         return _Put(result, DraftOps(node, draft), values).put()
 
-    return rewrite_graph(graph, heard, change)
+    return rewrite_graph(whole, heard, change)
 
 
 # ---- trees -------------------------------------------------------------------------------------------------------
@@ -158,8 +161,11 @@ def _is_pad(node: Node) -> bool:
 
 
 def _is_end(graph: Graph, name: str, weaving: Mapping[str, int]) -> bool:
-    """Does something read the sum that is no part of a longer sum?"""
-    return name in graph.outputs or any(user not in weaving for user in graph.users[name])
+    """Does something read the sum that is no part of a longer sum?  A padding that no sum takes in is none."""
+    return name in graph.outputs or any(
+        user not in weaving or (_is_pad(graph[user]) and _is_end(graph, user, weaving))
+        for user in graph.users[name]
+    )
 
 
 def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int]) -> _Tree | None:
@@ -398,7 +404,8 @@ def _acts_along(graph: Graph, node: Node, dimension: int) -> bool:
         case PadAttrs(low, high, interior):
             edges = enumerate(zip(low, high, interior, strict=True))
             moved = any(any(edge) for d, edge in edges if d != dimension)
-            return not moved and _is_zero(graph, node.operands[1])
+            number = read_splat(graph, node.operands[1])
+            return not moved and number is not None and is_in_field(number)
         case DimensionAttrs(along):
             return along == dimension
         case DimensionsAttrs(dimensions) if OPS[node.op].is_reduce:
@@ -445,6 +452,8 @@ class _Point:
         for read in tree.leaves.values():
             shape = (*self._lanes_of(read.places), 1 if read.along is None else self.steps)
             self.leaves[read] = random.integers(0, PRIME, shape, dtype=np.uint64)
+            for start, stop, number in list_numbers(graph, read.name, read.along):
+                self.leaves[read][..., start:stop] = to_field(number)
         self.terms = self._evaluate(graph)
         self.scans: dict[_Scan, Vector] = {}
 
@@ -459,11 +468,11 @@ class _Point:
             node, d = graph[name], max(read.along or 0, 0)
             number = read_splat(graph, name)
             if number is not None:
-                if number != np.round(number.real) or abs(number) >= PRIME:
+                if not is_in_field(number):
                     return {}
                 steps = node.shape[d] if node.array.rank else 1
                 values[name] = np.full(
-                    (1,) * len(self.tree.summed) + (steps,), int(number.real) % PRIME, np.uint64
+                    (1,) * len(self.tree.summed) + (steps,), to_field(number), np.uint64
                 )
                 continue
             meaning = EVALUATED[node.op]
@@ -471,6 +480,11 @@ class _Point:
             value = meaning.run(node, d, [values[o] for o in operands])
             if OPS[node.op].is_reduce:
                 value = self._sum(value, read.places)
+            elif _is_pad(node):
+                outside = read_splat(graph, node.operands[1])
+                assert outside is not None
+                inside = meaning.run(node, d, [np.ones_like(values[operands[0]])])
+                value = value + (1 - inside) * np.uint64(to_field(outside))
             if read.along is not None and read.along != ONE_STEP:  # else one element says it all
                 value = np.broadcast_to(value, (*value.shape[:-1], node.shape[d]))
             values[name] = value
@@ -511,7 +525,10 @@ class _Point:
             a = np.ones(1, np.uint64) if scan.a is None else self.leaves[scan.a]
             factors[number] = (move_on(a, scan.backward, 0) if scan.shifted else a)[..., turn]
             if scan.b is not None:
-                added[number] = self.leaves[scan.b][..., turn]
+                b = self.leaves[scan.b]
+                if scan.delayed:
+                    b = move_on(np.broadcast_to(b, shape[1:]), scan.backward, 0)
+                added[number] = b[..., turn]
         start = np.array([scan.start for scan in scans], np.uint64)
         states = run_recurrences(factors, added, start.reshape(-1, *(1,) * len(lanes)))
         for number, scan in enumerate(scans):
@@ -527,12 +544,14 @@ class _Scan:
 
     shifted: a is that of the step before; where it is the same at each step, that makes no difference.  What flows back
     through a scan to each b is a shifted one in the other direction.
+    delayed: so is b, and the first one is zero.  What flows back from states of the step before.
     """
 
     a: _Read | None
     b: _Read | None
     backward: bool
     shifted: bool
+    delayed: bool
 
     @property
     def start(self) -> int:
@@ -591,12 +610,11 @@ class _Result:
     order: tuple[int, ...]
 
 
-def _find_results(graph: Graph) -> Iterator[tuple[str, _Result]]:
+def _find_results(graph: Graph, weaving: Mapping[str, int]) -> Iterator[tuple[str, _Result]]:
     """The results of trees that are recurrences or their gradients, by name; the longest first.
 
     What is inside of one is no result of another.  Of a sum that is none, its terms may be.
     """
-    weaving = _find_weaving(graph)
     order = {name: number for number, name in enumerate(graph.nodes)}
 
     def rank(name: str) -> tuple[int, int, str]:
@@ -604,15 +622,16 @@ def _find_results(graph: Graph) -> Iterator[tuple[str, _Result]]:
 
     ends = [rank(name) for name in weaving if _is_end(graph, name, weaving)]
     heapq.heapify(ends)
-    inside: set[str] = set()
+    inside, scans = set[str](), set[_Scan]()
     while ends:
         steps, _, name = heapq.heappop(ends)
         if name in inside or _is_pad(graph[name]) or -steps < LEAST_STEPS:
             continue
-        result = _find_result(graph, name, weaving)
+        result = _find_result(graph, name, weaving, scans)
         inside.add(name)
         if result:
             inside |= result.tree.nodes.keys()
+            scans |= {*result.form.scans}
             yield name, result
         else:
             for operand in graph[name].operands:
@@ -620,20 +639,23 @@ def _find_results(graph: Graph) -> Iterator[tuple[str, _Result]]:
                     heapq.heappush(ends, rank(operand))
 
 
-def _find_result(graph: Graph, end: str, weaving: Mapping[str, int]) -> _Result | None:
+def _find_result(
+    graph: Graph, end: str, weaving: Mapping[str, int], made: Collection[_Scan]
+) -> _Result | None:
+    """made: scans of other results."""
     if _find_type(graph[end].dtype) is None:
         return None
     tree = _collect(graph, end, weaving[end], weaving)
     if tree is None:
         return None
-    form = _find_form(graph, tree)
+    form = _find_form(graph, tree, made)
     if form is None:
         return None
     places = _find_order(graph, tree, form)
     return _Result(tree, form, places) if places else None
 
 
-def _find_form(graph: Graph, tree: _Tree) -> _Form | None:
+def _find_form(graph: Graph, tree: _Tree, made: Collection[_Scan]) -> _Form | None:
     """What a tree is.  Its terms are then those of the form, its others the rest."""
     points = [_Point(graph, tree, lanes) for lanes in LANES]
     scans = _list_scans(tree)
@@ -646,8 +668,10 @@ def _find_form(graph: Graph, tree: _Tree) -> _Form | None:
     edges = dict.fromkeys(term for term in tree.terms if not _is_woven(graph[term]))
     for left in (None, *edges):
         terms = [term for term in tree.terms if term != left]
+        if not any(_is_woven(graph[term]) for term in terms):
+            continue
         targets = [_add([point.terms[term] for term in terms]) for point in points]
-        for form in _list_forms(scans, first, targets[0]):
+        for form in _list_forms(scans, first, targets[0], made):
             found = zip(points, targets, strict=True)
             if all(np.array_equal(form.evaluate(point), target) for point, target in found):
                 tree.others += [term for term in tree.terms if term == left]
@@ -668,16 +692,23 @@ def _add(terms: Sequence[Vector]) -> Vector:
 
 def _list_scans(tree: _Tree) -> list[_Scan]:
     leaves = list(tree.leaves.values())
-    sums = [_Scan(None, b, backward, False) for b in leaves for backward in (False, True)]
+    either = (False, True)
+    sums = [
+        _Scan(None, b, backward, False, delayed)
+        for delayed, b, backward in itertools.product(either, leaves, either)
+    ]
     return sums + [
-        _Scan(a, b, backward, shifted)
-        for a, b in itertools.product(leaves, [None, *leaves])
-        for backward, shifted in itertools.product((False, True), repeat=2)
+        _Scan(a, b, backward, shifted, delayed)
+        for delayed, a, b in itertools.product(either, leaves, [None, *leaves])
+        for backward, shifted in itertools.product(either, repeat=2)
         if a != b and not (shifted and (b is None or a.along is None))
+        if not (delayed and b is None)
     ]
 
 
-def _list_forms(scans: Sequence[_Scan], point: _Point, target: Vector) -> Iterator[_Form]:
+def _list_forms(
+    scans: Sequence[_Scan], point: _Point, target: Vector, made: Collection[_Scan]
+) -> Iterator[_Form]:
     """What a tree may be, the simplest first.  Of sums those that it is at a point."""
     yield from scans
     shares = [
@@ -685,8 +716,9 @@ def _list_forms(scans: Sequence[_Scan], point: _Point, target: Vector) -> Iterat
         for flows, states in itertools.product(scans, scans)
         if flows.a and flows.a == states.a and flows.backward is not states.backward
         if flows.b and flows.shifted is (flows.a.along is not None)
-        if not states.shifted and flows.b != states.b
+        if not (states.shifted or states.delayed) and flows.b != states.b
     ]
+    shares.sort(key=lambda share: sum(scan not in made for scan in share.scans))
     yield from shares
     known = {share.evaluate(point).tobytes(): share for share in shares}
     for share in shares:
@@ -800,8 +832,7 @@ class _Put:
     def put_scan(self, scan: _Scan) -> str:
         running = Running(self.along, scan.backward)
         if scan.a is None:
-            assert scan.b
-            return put_running(self.ops, self.read(scan.b), running, "add", 0)
+            return put_running(self.ops, self.read_added(scan), running, "add", 0)
         a = self.read(scan.a)
         if scan.b is None and self.wide.is_complex:  # no number leaves each of them as it is
             zeros = self.ops.splat(0, self.wide, self.shape)
@@ -812,7 +843,12 @@ class _Put:
             a = self.move_on(a, scan.backward, 0)
         elif scan.a.along is not None:
             a = self.clear_first(a, scan.backward)
-        return put_recurrence(self.ops, a, self.read(scan.b), running)
+        return put_recurrence(self.ops, a, self.read_added(scan), running)
+
+    def read_added(self, scan: _Scan) -> str:
+        assert scan.b
+        b = self.read(scan.b)
+        return self.move_on(b, scan.backward, 0) if scan.delayed else b
 
     def read(self, read: _Read) -> str:
         value = self.ops.convert(self.values[read.name], self.wide)
@@ -839,39 +875,3 @@ class _Put:
         filled = self.ops.splat(start, self.wide, ())
         attrs = PadAttrs(low, high, zeros)
         return self.ops.add("pad", self.wide, self.shape, (kept, filled), attrs)
-
-
-def put_recurrence(ops: DraftOps, a: str, b: str, running: Running, result: int = 1) -> str:
-    """h[t] = a[t] * h[t - 1] + b[t] of two arrays of one shape and type (graph/recurrences.py).
-
-    result: 0 for the products of a instead.
-    """
-    array = ops.draft[b].array
-    begin = [
-        ops.add("constant", array.dtype, (), (), ConstantAttrs(start))
-        for start in starts(array.dtype)
-    ]
-    pair = Node(
-        ops.draft.fresh(f"{ops.origin.name}.recurrence"),
-        "reduce-window",
-        TupleType((array, array)),
-        (a, b, *begin),
-        running_window(array.rank, running, array.shape[running.dimension]),
-        (recurrence_region(array.dtype, running.backward),),
-        ops.origin.op_name,
-        ops.origin.source,
-    )
-    both = ops.draft.put(pair)
-    return ops.add(
-        "get-tuple-element", array.dtype, array.shape, (both,), GetTupleElementAttrs(result)
-    )
-
-
-def put_running(ops: DraftOps, x: str, running: Running, op: str, start: int) -> str:
-    """A running sum or product."""
-    array = ops.draft[x].array
-    region = Region(array.dtype)
-    combine = region.end(op, region.op(op, array.dtype, ("a", "b")))
-    attrs = running_window(array.rank, running, array.shape[running.dimension])
-    begin = ops.splat(start, array.dtype, ())
-    return ops.add("reduce-window", array.dtype, array.shape, (x, begin), attrs, (combine,))

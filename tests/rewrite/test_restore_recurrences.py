@@ -34,6 +34,7 @@ from astitch.rewrite.restore_recurrences import restore_recurrences
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.xla.compile_module import compile_for_xla
+from tests.ahead_of_time import needs_hook
 from tests.hlo_runner import lower, run_xla
 
 Function = Callable[..., Any]
@@ -215,6 +216,81 @@ def test_what_flows_back_to_a_factor_of_several_columns_is_a_sum() -> None:
 def test_gradients_are_found(name: str, steps: int) -> None:
     fn, _, running = FOUND[name]
     check(gradient(fn), (normal(2, steps, 3), normal(2, steps, 3)), running, 1e-4)
+
+
+def shifted_products(x: Any, y: Any) -> Any:
+    """What light is left in front of each sample: products of all steps before, each behind a one."""
+    kept = jnp.cumprod(1 - jax.nn.sigmoid(x), 1)
+    return jnp.concatenate([jnp.ones_like(kept[:, :1]), kept[:, :-1]], 1) * y
+
+
+def products_of_shifted(x: Any, y: Any) -> Any:
+    opaque = jax.nn.sigmoid(x)
+    kept = [jnp.ones_like(opaque[:, :1]), 1 - opaque[:, :-1] + 1e-10]
+    return jnp.cumprod(jnp.concatenate(kept, 1), 1) * opaque * y
+
+
+def products_of_padded(x: Any, y: Any) -> Any:
+    factors = jnp.pad(jnp.tanh(x)[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=1)
+    return jnp.cumprod(factors, 1) * y
+
+
+def products_of_doubled(x: Any, y: Any) -> Any:
+    """The first factor is another number."""
+    factors = jnp.pad(jnp.tanh(x)[:, 1:], ((0, 0), (1, 0), (0, 0)), constant_values=2)
+    return jnp.cumprod(factors, 1) * y
+
+
+def products_from_the_end(x: Any, y: Any) -> Any:
+    kept = lax.cumprod(jnp.cos(x), 1, reverse=True)
+    return jnp.pad(kept[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=1) * y
+
+
+def with_what_is_left(x: Any, y: Any) -> Any:
+    """The last product is the background's part."""
+    return shifted_products(x, y).sum(1) + jnp.cumprod(1 - jax.nn.sigmoid(x), 1)[:, -1] * 0.1
+
+
+def states_before(x: Any, y: Any) -> Any:
+    h = lax.associative_scan(join, (jax.nn.sigmoid(x), jnp.sin(y)), axis=1)[1]
+    return jnp.concatenate([jnp.zeros_like(h[:, :1]), h[:, :-1]], 1) * y
+
+
+SHIFTED = [
+    shifted_products,
+    products_of_shifted,
+    products_of_padded,
+    products_of_doubled,
+    products_from_the_end,
+    states_before,
+]
+
+
+@pytest.mark.parametrize("steps", [9, 32, 100])
+@pytest.mark.parametrize("fn", SHIFTED)
+def test_gradients_of_exclusive_scans_are_found(fn: Function, steps: int) -> None:
+    check(gradient(fn), (normal(2, steps, 3), normal(2, steps, 3)), 2, 1e-4)
+
+
+def test_gradients_of_light_that_is_left() -> None:
+    for shape in ((2, 16, 3), (5, 64, 1), (1, 33, 4)):
+        check(gradient(with_what_is_left), (normal(*shape), normal(*shape)), 3, 1e-4)
+
+
+@needs_hook
+@pytest.mark.parametrize("fn", [shifted_products, products_of_shifted, with_what_is_left])
+def test_gradients_of_exclusive_scans_as_xla_hands_them_over(fn: Function) -> None:
+    """XLA cuts what flows back into steps and moves them; it pads where JAX joined."""
+    from tests.hook_evaluation import stitch_through_hook
+
+    arguments = (normal(2, 32, 3), normal(2, 32, 3))
+    hooked = stitch_through_hook(gradient(fn), *arguments)
+    graph = simplify(check_graph(import_hlo(hooked.handed)))
+    found = restore_recurrences(graph)
+    assert count_woven(graph) and not count_woven(found)
+    wanted = jax.tree.leaves(jax.jit(gradient(fn))(*arguments))
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        assert_near(got, want, 1e-4)
 
 
 def test_narrow_floats_are_summed_in_f32() -> None:
