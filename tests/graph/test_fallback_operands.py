@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from strategies import random_arguments
 
 from astitch.graph.fallback_operands import find_fallback_operands
 from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import expand
 from astitch.rewrite.simplify import simplify
@@ -117,6 +119,63 @@ def test_no_donated_parameter_is_read_again() -> None:
     assert find_fallback_operands(graph, ()).graph != graph
     donated = replace(graph, aliases=((0, 0),))
     assert find_fallback_operands(donated, ()).graph == donated
+
+
+def stored_for_scatters(graph: Graph) -> int:
+    """Bytes that kernels store for updates and places of scatters.  The function must stay the same."""
+    found = find_fallback_operands(graph, ())
+    scopes = find_scopes(choose_stages(Left(found.graph, found.products))).scopes
+    stored = {name for scope in scopes for name in scope.outputs}
+    scatters = [node for node in found.graph if node.op == "scatter"]
+    stored -= {node.operands[0] for node in scatters}
+    readers = {*found.products, *(node.name for node in scatters)}
+    arguments = random_arguments(graph, 0)
+    for got, wanted in zip(
+        run_graph(found.graph, arguments), run_graph(graph, arguments), strict=True
+    ):
+        np.testing.assert_array_equal(got, wanted)
+    return sum(found.graph[n].array.bytes for n in stored if readers & {*found.graph.users[n]})
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_scatters_share_what_is_stored_for_them(in_batches: bool) -> None:
+    """The gradient of samples between corners of a grid: a sample's is stored once, and each corner's weight."""
+
+    def sample(image: Any, at: Any) -> Any:
+        low = jnp.floor(at).astype(int)
+        x, y, (wx, wy) = low[:, 0], low[:, 1], jnp.split(at - low, 2, 1)
+        upper = image[y, x] * (1 - wx) + image[y, x + 1] * wx
+        lower = image[y + 1, x] * (1 - wx) + image[y + 1, x + 1] * wx
+        return upper * (1 - wy) + lower * wy
+
+    def loss(image: Any, at: Any) -> Any:
+        return jnp.tanh((jax.vmap(sample) if in_batches else sample)(image, at)).sum()
+
+    batch = (3,) if in_batches else ()
+    image, at = np.zeros((*batch, 8, 8, 32), np.float32), np.zeros((*batch, 500, 2), np.float32)
+    graph = lower(jax.grad(loss, (0, 1)), image, at)
+    updates = 500 * 32 * 4 * (3 if in_batches else 1)
+    assert stored_for_scatters(graph) < 2 * updates
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_distances_are_measured_again(axes: int, dtype: Any) -> None:
+    """Forces between neighbours: a number for each pair is stored, and not its vector.  The place may be donated: the
+    new one waits for the force."""
+
+    def step(x: Any, near: Any) -> Any:
+        def energy(x: Any) -> Any:
+            apart = x[near] - x[:, None]
+            return (1 / ((apart * apart).sum(-1) + 1) ** 3).sum()
+
+        return x - jax.grad(energy)(x)
+
+    graph = lower(step, np.zeros((300, axes), dtype), np.zeros((300, 32), np.int32))
+    number = 300 * 32 * np.dtype(dtype).itemsize
+    donated = replace(graph, aliases=((0, 0),))
+    assert stored_for_scatters(graph) < 1.5 * number
+    assert stored_for_scatters(donated) < 1.5 * number
 
 
 def test_windows_of_several_arrays_count_places_themselves() -> None:

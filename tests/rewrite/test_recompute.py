@@ -265,6 +265,28 @@ def test_lookups_in_a_small_table_are_done_again(rows: int, kept: bool) -> None:
     assert gathers and gathers.isdisjoint(again) == kept
 
 
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda a, b: jnp.concatenate([a, b], 1),
+        lambda a, b: jnp.concatenate([a[:, None], b[:, None]], 1).reshape(len(a), -1),
+        lambda a, b: jnp.pad(a, ((0, 0), (0, 256))) + jnp.pad(b, ((0, 0), (256, 0))),
+    ],
+    ids=["concatenation", "stack", "pads"],
+)
+def test_rows_side_by_side_are_not_kept(put: Callable[..., jax.Array]) -> None:
+    """As in graph attention: both ends of an edge are looked up, and the gradient looks them up again."""
+
+    def fn(table: jax.Array, source: jax.Array, target: jax.Array, w: jax.Array) -> jax.Array:
+        ends = put(table[source], table[target])
+        return (jnp.tanh(ends) @ w) * ends
+
+    ends = np.arange(4096, dtype=np.int32) % 64
+    graph = imported(fn, normal(64, 256), ends, ends[::-1].copy(), normal(512, 512))
+    assert count_kept(find_scopes(graph)) <= 2 * ends.nbytes
+    assert count_kept(find_scopes(graph, again=False)) >= 4096 * 512 * 4
+
+
 def test_what_is_small_is_kept() -> None:
     graph = imported(jax.grad(dense_gelu), normal(32, 64), normal(64, 128), normal(128, 64))
     assert find_scopes(graph).recomputed == ()

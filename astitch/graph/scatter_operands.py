@@ -1,0 +1,233 @@
+"""Graph -> per scatter, the ops that XLA computes as it scatters.
+
+A scatter that a kernel gives its updates makes the kernel store them, and loads them again.  XLA computes in its kernel
+that scatters whatever each update takes.  So what a scatter is given is a minimum cut between memory and the scatter: a
+cut through a value costs its load, and its store where kernels do not store it in any case.  An op that kernels compute
+for others too costs what it executes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+
+import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
+
+from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import why_not_stitchable
+from astitch.graph.storage import stored_value
+
+STORED = 2
+"""A value that a kernel stores for a scatter alone is stored, and takes memory meanwhile: it counts as so many loads
+more than the scatter's own."""
+
+FLOPS_PER_BYTE = 4
+"""Operations that take as long as a byte of traffic: a scatter has nothing else to do while it waits for memory."""
+
+SHORT_ROW = 4
+"""The longest row that is summed again for each update.  Distances in space are sums of three."""
+
+SMALL = 8
+"""A value of so many times fewer bytes than the updates is stored: to read it again costs little."""
+
+MOST_REPEATED = 64
+"""Ops that are computed again for one scatter."""
+
+MEMORY, SCATTER = "memory", "scatter"
+
+
+def choose_scatter_operands(graph: Graph, left: Collection[str]) -> Mapping[str, set[str]]:
+    """By scatter, the ops that XLA computes for it.  left: ops that XLA computes in any case."""
+    scatters = [
+        n for n in graph if isinstance(n.attrs, ScatterAttrs) and why_not_stitchable(graph, n)
+    ]
+    if not scatters:
+        return {}
+    cones = {scatter.name: _Cone(graph, scatter, left) for scatter in scatters}
+    shared = Counter(name for cone in cones.values() for name in cone.times)
+    stored: set[str] = set()  # for scatters looked at before
+    chosen: dict[str, set[str]] = {}
+    for name, cone in cones.items():
+        members = chosen[name] = cone.choose(shared, stored)
+        stored |= {o for m in members for o in graph[m].operands} - members
+    return chosen
+
+
+def split_operands(scatter: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arrays that are scattered to; the places and the updates."""
+    count = len(scatter.operands) // 2
+    return scatter.operands[:count], scatter.operands[count:]
+
+
+def is_stitched(graph: Graph, node: Node, left: Collection[str]) -> bool:
+    """Does a kernel compute it?"""
+    is_source = OPS[node.op].kind is Kind.SOURCE
+    return not is_source and node.name not in left and why_not_stitchable(graph, node) is None
+
+
+class _Cone:
+    """The ops that could be computed as a scatter's updates are added.
+
+    alone: those that nothing but the scatter needs.  times: of each op how often it is computed for an update; also of
+    what they read.
+    """
+
+    def __init__(self, graph: Graph, scatter: Node, left: Collection[str]) -> None:
+        self.graph, self.scatter, self.left = graph, scatter, left
+        self.targets, self.given = split_operands(scatter)
+        self.updates = max(graph[name].array.size for name in self.given[1:])
+        self.update_bytes = sum(graph[name].array.bytes for name in self.given[1:])
+        self.order = {name: number for number, name in enumerate(graph.nodes)}
+        self.lost = set(self.find_lost())
+        self.places = {self.given[0]}  # and what they are computed from
+        self.alone = self.find_alone()
+        self.opened: set[str] = set()
+        self.times = self.find_times()
+
+    def find_lost(self) -> Iterator[str]:
+        """The donated parameters whose memory a result may have taken over by then: XLA would copy them first."""
+        if not self.graph.aliases:
+            return
+        later = {self.scatter.name}
+        for node in self.graph:
+            if not later.isdisjoint(node.operands):
+                later.add(node.name)
+        for output, parameter in self.graph.aliases:
+            if stored_value(self.graph, self.graph.outputs[output]) not in later:
+                yield self.graph.parameters[parameter]
+
+    def find_alone(self) -> set[str]:
+        """What can be computed for each update by itself, and that only this scatter needs.
+
+        An op is looked at again whenever one of its readers has become a member; the last one lets it in.
+        """
+        members: set[str] = set()
+        waiting = list(self.given)
+        while waiting:
+            name = waiting.pop()
+            node = self.graph[name]
+            if name in members or self.is_needed(node) or not self.is_by_update(node):
+                continue
+            if members.issuperset({*self.graph.users[name]} - {self.scatter.name}):
+                members.add(name)
+                waiting += node.operands
+                if name in self.places:
+                    self.places.update(node.operands)
+        return members
+
+    def find_times(self) -> dict[str, int]:
+        times = dict.fromkeys(self.given, 1)
+        queue = [(-self.order[name], name) for name in times]
+        heapq.heapify(queue)
+        while queue:
+            _, name = heapq.heappop(queue)
+            node = self.graph[name]
+            if name not in self.alone and not self.may_repeat(node):
+                continue
+            self.opened.add(name)
+            here = times[name] * _row_length(self.graph, node)
+            for operand in dict.fromkeys(node.operands):
+                if operand in self.graph.embedded:
+                    continue
+                if operand not in times:
+                    heapq.heappush(queue, (-self.order[operand], operand))
+                times[operand] = max(times.get(operand, 0), here)
+                if name in self.places:
+                    self.places.add(operand)
+        return times
+
+    def is_needed(self, node: Node) -> bool:
+        return node.name in {*self.targets, *self.graph.outputs} or node.name in self.left
+
+    def is_by_update(self, node: Node) -> bool:
+        """Does each element of the result come from one of each operand, found by its index?"""
+        row = OPS[node.op]
+        moves = (
+            row.kind is Kind.INDEX and not (row.permutes and not row.is_view) and not row.chooses
+        )
+        # Columns of index vectors are put side by side: XLA reads each where it scatters.
+        joins = node.name in self.places and row.chooses and isinstance(node.attrs, DimensionAttrs)
+        by_element = moves or joins or row.kind in (Kind.ELEMENTWISE, Kind.BROADCAST)
+        return by_element and why_not_stitchable(self.graph, node) is None
+
+    def may_repeat(self, node: Node) -> bool:
+        """May XLA compute it once more, whichever kernels need it too?"""
+        if self.is_needed(node) or len(self.opened) >= MOST_REPEATED + len(self.alone):
+            return False
+        if self.is_kept(node.name) or OPS[node.op].is_approximate:
+            return False
+        if SMALL * node.array.bytes <= self.update_bytes:
+            return False
+        if any(stored_value(self.graph, o) in self.lost for o in node.operands):
+            return False
+        return self.is_by_update(node) or 1 < _row_length(self.graph, node) <= SHORT_ROW
+
+    def is_kept(self, name: str) -> bool:
+        """Is it read by others than kernels, and so in memory in any case?"""
+        return any(
+            not OPS[self.graph[r].op].is_view
+            and not is_stitched(self.graph, self.graph[r], self.left)
+            for r in self.graph.users[name]
+            if r != self.scatter.name
+        )
+
+    def choose(self, shared: Mapping[str, int], stored: Collection[str]) -> set[str]:
+        """The ops on the scatter's side of the cut.  shared: by value, how many scatters it could be stored for.
+        stored: what is stored for others."""
+
+        def price(name: str) -> int:
+            node, base = self.graph[name], stored_value(self.graph, name)
+            if name in self.graph.embedded:
+                return 0
+            size = node.array.bytes
+            loaded = min(size, size // node.array.size * self.times[name] * self.updates)
+            in_memory = not is_stitched(self.graph, self.graph[base], self.left)
+            if in_memory or self.is_needed(node) or name in stored or self.is_kept(name):
+                return loaded
+            return loaded + STORED * size // max(shared.get(name, 1), 1)
+
+        network = nx.DiGraph()
+        for name in self.times:
+            if name not in self.opened:
+                network.add_edge(MEMORY, (name, True), capacity=price(name))
+                continue
+            node = self.graph[name]
+            # Of equal cuts the one farthest from the scatter: views of what is in memory are XLA's, too.
+            network.add_edge((name, False), (name, True), capacity=price(name) + 1)
+            network.add_edge(MEMORY, (name, False), capacity=self.effort(node))
+            network.add_edges_from(
+                ((o, True), (name, False)) for o in node.operands if o in self.times
+            )
+        network.add_edges_from(((name, True), SCATTER) for name in self.given)
+        _, (_, needed) = nx.minimum_cut(network, MEMORY, SCATTER, flow_func=boykov_kolmogorov)
+        members: set[str] = set()
+        waiting = list(self.given)
+        while waiting:
+            name = waiting.pop()
+            if name in self.opened and name not in members and (name, False) in needed:
+                members.add(name)
+                waiting += self.graph[name].operands
+        return members
+
+    def effort(self, node: Node) -> int:
+        """What it costs to compute an op for all updates: nothing where no kernel does."""
+        row = OPS[node.op]
+        if node.name in self.alone:
+            return 0
+        flops = row.flops * (row.kind is Kind.ELEMENTWISE) + (row.kind is Kind.REDUCE)
+        times = self.times[node.name] * _row_length(self.graph, node)
+        return flops * times * self.updates // FLOPS_PER_BYTE
+
+
+def _row_length(graph: Graph, node: Node) -> int:
+    """How many elements of its operand a sum of one array takes for each of its own; 1 of other ops."""
+    if (
+        OPS[node.op].kind is not Kind.REDUCE
+        or len(node.operands) != 2
+        or why_not_stitchable(graph, node)
+    ):
+        return 1
+    return graph[node.operands[0]].array.size // max(node.array.size, 1)
