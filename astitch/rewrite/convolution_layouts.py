@@ -26,7 +26,9 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowDimension,
 )
+from astitch.graph.ops import OPS, Kind
 from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.lift_transposes import Lift
 from astitch.rewrite.simplify import find_arranged_rules, rewrite_graph
 
 HOPPER = 90
@@ -55,7 +57,46 @@ def arrange_convolutions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Grap
         heard("arrange_convolution", node.name)
         return _put_arranged(draft, node, attrs, orders)
 
-    return rewrite_graph(graph, heard, arrange, rules=find_arranged_rules)
+    arranged = rewrite_graph(graph, heard, arrange, rules=find_arranged_rules)
+    return _compute_as_they_lie(arranged, heard)
+
+
+def _compute_as_they_lie(graph: Graph, log: Log) -> Graph:
+    """Ops between convolutions, over arrays as the convolutions give and take them.
+
+    Gradients of filters go to an optimizer, whose arrays lie as the parameters do: they are transposed behind.
+    """
+    results = {node.name for node in graph if _is_given_back(graph, node)}
+    if not results:
+        return graph
+    lift = Lift(turns_others=True)
+
+    def compute(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if node.name not in results:
+            return lift.put(node, draft)
+        assert isinstance(node.attrs, TransposeAttrs)
+        log("compute_as_it_lies", node.name)
+        return lift.note(draft, draft.put(node), node.operands[0], node.attrs.permutation)
+
+    return rewrite_graph(graph, log, compute, rules=find_arranged_rules)
+
+
+def _is_given_back(graph: Graph, node: Node) -> bool:
+    """Is it a transposed result of a convolution, of which element-wise ops make an operand that is transposed back?"""
+    if not isinstance(node.attrs, TransposeAttrs):
+        return False
+    if not isinstance(graph[node.operands[0]].attrs, ConvolutionAttrs):
+        return False
+    back = TransposeAttrs(tuple(map(node.attrs.permutation.index, range(node.array.rank))))
+    seen, waiting = {node.name}, [node.name]
+    while waiting:
+        for user in (graph[name] for name in graph.users[waiting.pop()]):
+            if user.attrs == back:
+                return True
+            if user.name not in seen and OPS[user.op].kind is Kind.ELEMENTWISE:
+                seen.add(user.name)
+                waiting.append(user.name)
+    return False
 
 
 def _has_channels_last(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType], gpu: Gpu) -> bool:

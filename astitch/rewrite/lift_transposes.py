@@ -13,19 +13,24 @@ from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     DimensionAttrs,
+    DimensionsAttrs,
     Node,
     SliceAttrs,
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.rewrite.draft import Draft
+from astitch.rewrite.draft import Draft, ascends
 from astitch.rewrite.movement_rules import group_dimensions
 
 
 class Lift:
-    """Which values of a draft are transposes that may move: name -> (operand, permutation)."""
+    """Which values of a draft are transposes that may move: name -> (operand, permutation).
 
-    def __init__(self) -> None:
+    turns_others: what meets such a value in an op is transposed to its order, whatever it is.
+    """
+
+    def __init__(self, *, turns_others: bool = False) -> None:
+        self._turns_others = turns_others
         self._lifted: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def note(self, draft: Draft, name: str, operand: str, permutation: Sequence[int]) -> str:
@@ -37,9 +42,13 @@ class Lift:
     def put(self, node: Node, draft: Draft) -> str | None:
         """The node as the transpose of an op over what is not transposed; None where that is not possible."""
         noted = [self._lifted[o] for o in node.operands if o in self._lifted]
-        if not noted or not isinstance(node.type, ArrayType):
+        if not noted:
             return None
         permutation = noted[0][1]
+        if OPS[node.op].is_reduce:
+            return self._put_reduce(node, draft, permutation) if self._turns_others else None
+        if not isinstance(node.type, ArrayType):
+            return None
         if isinstance(node.attrs, TransposeAttrs):
             composed = tuple(permutation[d] for d in node.attrs.permutation)
             return self.note(draft, draft.put(node), noted[0][0], composed)
@@ -80,17 +89,38 @@ class Lift:
         """x of a value that is transpose(x, permutation), if that costs nothing."""
         if name in self._lifted:
             operand, own = self._lifted[name]
-            return operand if own == permutation else None
+            if own == permutation:
+                return operand
+            if not self._turns_others:
+                return None
         node = draft[name]
         if node.array.rank == 0:
             return name
         if isinstance(node.attrs, TransposeAttrs) and node.attrs.permutation == permutation:
             return node.operands[0]
-        if not isinstance(node.attrs, BroadcastAttrs):
+        if not (self._turns_others or isinstance(node.attrs, BroadcastAttrs)):
             return None
         shape = tuple(node.shape[permutation.index(d)] for d in range(len(permutation)))
         attrs = TransposeAttrs(tuple(permutation.index(d) for d in range(len(permutation))))
         return draft.add(origin, "transpose", ArrayType(node.dtype, shape), (name,), attrs)
+
+    def _put_reduce(self, node: Node, draft: Draft, permutation: tuple[int, ...]) -> str | None:
+        """reduce(transpose(x, p), .., e, d) -> reduce(x, .., e, p∘d), if kept and reduced dimensions stay in order"""
+        count = len(node.operands) // 2
+        if not isinstance(node.attrs, DimensionsAttrs):
+            return None
+        if any(draft[o].array.rank != len(permutation) for o in node.operands[:count]):
+            return None
+        reduced = [d for i, d in enumerate(permutation) if i in node.attrs.dimensions]
+        kept = [d for i, d in enumerate(permutation) if i not in node.attrs.dimensions]
+        if not (ascends(reduced) and ascends(kept)):
+            return None
+        below = [self._untransposed(draft, node, o, permutation) for o in node.operands[:count]]
+        operands = (*(o for o in below if o is not None), *node.operands[count:])
+        if None in below:
+            return None
+        attrs = DimensionsAttrs(tuple(reduced))
+        return draft.put(replace(node, operands=operands, attrs=attrs))
 
     def _put_view(
         self, node: Node, draft: Draft, operand: str, permutation: tuple[int, ...]

@@ -111,6 +111,75 @@ def test_all_of_a_model_with_its_channels_first() -> None:
     assert kinds == [KernelStep, LibraryStep, KernelStep, LibraryStep, KernelStep]
 
 
+def normalize(x: Any, axes: tuple[int, ...]) -> Any:
+    mean, square = x.mean(axes, keepdims=True), (x * x).mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(square - mean * mean + 1)
+
+
+def block(x: Any, k: Any, b: Any) -> Any:
+    """A batch norm, a bias for each channel, a ReLU, twice, and what skips them."""
+    for _ in range(2):
+        h = normalize(convolve(x, k, FIRST), (0, 2, 3)) + b[:, None, None]
+        x = x + jnp.where(h > 0, h, 0.1 * h)
+    return x
+
+
+def modulated(x: Any, k: Any, b: Any) -> Any:
+    """Noise for all channels, and a factor for each channel of each image."""
+    for _ in range(2):
+        h = convolve(x * (b + x[:, 0, 0, :4]).reshape(2, 4, 1, 1), k, FIRST)
+        x = jnp.tanh(h + x.mean(1, keepdims=True))
+    return x
+
+
+def lines(x: Any, k: Any, b: Any) -> Any:
+    x = x.reshape(2, 4, 72)
+    for _ in range(2):
+        h = convolve(x, k[:, :, 0], ("NCW", "OIW", "NCW"))
+        x = jax.nn.gelu(normalize(h, (0, 2)) * b[:, None]) + x
+    return x
+
+
+def halves(x: Any, k: Any, b: Any) -> Any:
+    x, k, b = (a.astype(jnp.bfloat16) for a in (x, k, b))
+    return block(x, k, b).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("fn, most", [(block, 1), (modulated, 2), (lines, 1), (halves, 1)])
+def test_gradients_with_channels_first_are_computed_as_convolutions_lie(fn: Any, most: int) -> None:
+    """Images are transposed where the program reads and gives them, not between convolutions."""
+
+    def derive(x: Any, k: Any, b: Any) -> Any:
+        return jax.grad(lambda *a: (fn(*a) ** 2).mean(), (1, 2))(x, k, b)
+
+    x, k, b = (np.asarray(a, np.float32) for a in (whole(2, 4, 8, 9), whole(4, 4, 3, 3), whole(4)))
+    graph = graph_of(derive, x, k, b)
+    arranged = check_graph(arrange_convolutions(graph, H100))
+    images = 0
+    for node in arranged:
+        if node.op == "transpose" and node.array.shape[0] == 2:
+            around = [*node.operands, *arranged.users[node.name]]
+            images += any(arranged[name].op == "convolution" for name in around)
+    assert images <= most
+    for got, want in zip(run_graph(arranged, [x, k, b]), run_graph(graph, [x, k, b]), strict=True):
+        np.testing.assert_allclose(
+            got.astype(np.float64), want.astype(np.float64), atol=3e-2 if fn is halves else 1e-4
+        )
+
+
+def test_an_optimizer_computes_as_parameters_lie() -> None:
+    """Only the gradient of the filter is transposed, not the filter's momentum."""
+
+    def step(x: Any, k: Any, m: Any) -> Any:
+        m = 0.9 * m + jax.grad(lambda k: (convolve(jnp.tanh(convolve(x, k)), k) ** 2).mean())(k)
+        return k - 0.1 * m, m
+
+    x, k = np.asarray(whole(2, 6, 5, 4), np.float32), np.asarray(whole(3, 3, 4, 4), np.float32)
+    arranged = arrange_convolutions(graph_of(step, x, k, k), H100)
+    transposed = [node.operands[0] for node in arranged if node.op == "transpose"]
+    assert arranged.parameters[2] not in transposed
+
+
 def test_a_filter_and_both_gradients_share_one_order() -> None:
     def step(x: Any, k: Any, dy: Any) -> Any:
         y, pull = jax.vjp(convolve, x, k)
