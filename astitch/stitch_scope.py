@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from astitch.graph.collectives import communicates, find_awaited, find_combined
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import (
+    ArrayType,
     Graph,
     Node,
     TupleType,
@@ -162,7 +163,7 @@ def _choose_stages(
     for node in graph:
         earliest[node.name] = count_stage(node, earliest, outside, products)
     stage = dict(earliest)
-    last = max(stage.values(), default=0)
+    last = max((stage[node.name] for node in graph if not _counts(node, outside)), default=0)
     outputs = set(graph.outputs)
     beside = any(map(communicates, graph))
 
@@ -216,6 +217,11 @@ def _choose_stages(
                 if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION:
                     stage[n] = together
     return stage
+
+
+def _counts(node: Node, outside: Collection[str]) -> bool:
+    """Is it an outside op of one number, as a loop's counter?  A kernel behind it would gain nothing."""
+    return node.name in outside and isinstance(node.type, ArrayType) and node.array.size == 1
 
 
 class _Blockers:

@@ -8,6 +8,7 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astitch import stitch_scope
 from astitch.graph.collectives import find_awaited, find_scattered
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import (
@@ -23,7 +24,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.scope import remote_stitch
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes
+from astitch.stitch_scope import Left, Scopes, choose_stages
 from tests.scopes import find_scopes
 
 SQUARE = "f32[16,16]"
@@ -213,6 +214,19 @@ def test_scopes_of_different_stages_stay_apart() -> None:
     scopes = stitch_remotely(find_scopes(cycle_graph()))
     assert members(scopes) == [("a",), ("b",)]
     assert [s.name for s in scopes.scopes] == ["stitch_0", "stitch_1"]
+
+
+def test_a_loops_counter_parts_no_kernel() -> None:
+    """Nothing follows what XLA computes for it.  Rows are put together in the kernel that computes them."""
+    g = GraphBuilder()
+    x, i = g.parameter("f32[2,8]"), g.parameter("s32[]")
+    y = g.op("exponential", "f32[2,8]", x)
+    rows = [g.slice(y, (row, 0), (row + 1, 8)) for row in (1, 0)]
+    turned = g.concatenate(rows, 0)
+    counter = g.op("add", "s32[]", i, i)
+    graph = g.build(counter, turned)
+    scopes = stitch_scope.find_scopes(choose_stages(Left(graph, {counter: "XLA's"})))
+    assert members(scopes) == [(y, *rows, turned)]
 
 
 def test_remote_stitching_stops_at_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
