@@ -14,6 +14,9 @@ from astitch.graph.stitchable import why_not_stitchable
 AS_ITS_OPERAND = "XLA computes it as an operand of %"
 """The reason to leave an op; the name of the scatter or sort follows."""
 
+LARGE = 1 << 20
+"""Bytes from which on two scatters should not share an array of zeros: to write it once for each costs a launch."""
+
 
 def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
     """The graph in which a scatter alone reads what gives it its updates and places, a sort or a reduction of windows
@@ -33,8 +36,13 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
             continue
         if isinstance(node.attrs, ScatterAttrs):
             members = chosen[node.name]
-            _, given = split_operands(node)
-            read = {*given, *(o for name in members for o in graph[name].operands)} - members
+            targets, given = split_operands(node)
+            shared = (t for t in targets if _is_shared(graph, t))
+            read = {
+                *given,
+                *shared,
+                *(o for name in members for o in graph[name].operands),
+            } - members
             members |= set[str]().union(*(_trace_embedded(graph, o, left) for o in read))
         elif isinstance(node.attrs, SortAttrs | WindowAttrs):
             members = set().union(*(_trace_embedded(graph, o, left) for o in node.operands))
@@ -63,6 +71,12 @@ def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
     if not copies:
         return Finished(graph, found)
     return Finished(replace(graph, nodes=keep_live_nodes(nodes, graph.outputs)), found)
+
+
+def _is_shared(graph: Graph, target: str) -> bool:
+    """Is it a large array of one number that others read, too?  A scatter adds in place: XLA would copy it."""
+    is_large = graph[target].array.bytes >= LARGE
+    return is_large and target in graph.embedded and len(graph.users[target]) > 1
 
 
 def _trace_embedded(graph: Graph, name: str, left: Collection[str]) -> set[str]:

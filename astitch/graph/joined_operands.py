@@ -7,7 +7,7 @@ See finished_products.py for what else XLA computes with a product.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.graph.dimensions import array_of, is_embedded
@@ -23,6 +23,9 @@ TILE = 64
 LEAST_BYTES = 64 << 10
 """Smaller results cost a kernel less than XLA a launch, should it not read the parts."""
 
+KEPT_LESS = 2
+"""How many times fewer bytes must be stored for parts than for a concatenation, where that is stored too."""
+
 JOINED_DTYPES = frozenset({DType.F32, DType.BF16, DType.F16, DType.S8, DType.U8})
 """Element types of parts that XLA's kernel reads side by side.  Integers it converts as it loads them."""
 
@@ -30,13 +33,13 @@ JOINED_DTYPES = frozenset({DType.F32, DType.BF16, DType.F16, DType.S8, DType.U8}
 def find_joined_operands(graph: Graph, left: Collection[str] = ()) -> Finished:
     """The concatenations that products alone read and of which memory holds a part anyway, once for each product.
 
-    left: ops that XLA computes in any case.
+    left: ops that XLA computes in any case.  A concatenation that others read first is one for them, and another for
+    the products that come behind: the gradient of its weights reads the parts that memory holds meanwhile.
     """
     units = [
         (read.product, (node.name, *read.between), ())
         for node in graph
-        if _is_joined(graph, node, left)
-        for read in _list_reads(graph, node)
+        for read in _choose_reads(graph, node, left)
     ]
     return set_apart(graph, units) if units else Finished(graph, {})
 
@@ -82,17 +85,32 @@ def _follow(dimension: int | None, source: tuple[int, ...], target: tuple[int, .
     return None
 
 
-def _is_joined(graph: Graph, node: Node, left: Collection[str]) -> bool:
+def _choose_reads(graph: Graph, node: Node, left: Collection[str]) -> Sequence[_Read]:
+    """The products that read a concatenation from its parts."""
     if not isinstance(node.attrs, DimensionAttrs):
-        return False
+        return ()
     if node.name in left or node.name in graph.outputs:
-        return False
+        return ()
     reads = list(_list_reads(graph, node))
-    if not reads or not all(_reads_in_parts(graph, read, node) for read in reads):
-        return False
-    if any(_comes_from_host(graph, part) for part in node.operands):
-        return False
-    return any(_is_kept(graph, part, node.name, left) for part in node.operands)
+    found = [read for read in reads if _reads_in_parts(graph, read, node)]
+    if not found or any(_comes_from_host(graph, part) for part in node.operands):
+        return ()
+    stored = [part for part in {*node.operands} if not _is_kept(graph, part, node.name, left)]
+    if len(found) == len(reads):
+        return found if len(stored) < len({*node.operands}) else ()
+    if KEPT_LESS * sum(array_of(graph[part]).bytes for part in stored) > array_of(node).bytes:
+        return ()
+    later = _find_later(graph, {read.product for read in reads} - {read.product for read in found})
+    return [read for read in found if read.product in later]
+
+
+def _find_later(graph: Graph, names: Collection[str]) -> set[str]:
+    """What waits for one of these ops."""
+    later = {*names}
+    for node in graph:
+        if not later.isdisjoint(node.operands):
+            later.add(node.name)
+    return later
 
 
 def _reads_in_parts(graph: Graph, read: _Read, joined: Node) -> bool:

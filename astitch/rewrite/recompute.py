@@ -24,7 +24,7 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from astitch.graph.dimensions import array_of, is_embedded, is_uniform
 from astitch.graph.edit import free_name, keep_live_nodes
-from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ir import ArrayType, GatherAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import stored_value
 
@@ -55,7 +55,10 @@ LEAST_PEAK = 1 << 20
 """Where never so many bytes are kept, none of them has a price of its own."""
 
 TABLE_SHARE = 4
-"""How many times larger than its table what is looked up there must be."""
+"""How many times larger than its table what is looked up there is, if looking it up again costs nothing."""
+
+LEAST_ROW = 32
+"""The least bytes of a row that are looked up again in another table: what memory gives at once."""
 
 MOVES = {"reshape": 0, "slice": 0, "concatenate": 8, "pad": 8}
 """Ops that move data and may be done again, with the operations that an element counts for: the latter two ask for each
@@ -377,19 +380,34 @@ class _Traffic:
         """The same for computing it: nothing where no other stage does."""
         if self.only.get(node.name) == self.here:
             return 0
+        if isinstance(node.attrs, GatherAttrs):  # what is not in the cache is loaded once more
+            return 0 if self.is_small_table(node) else self.bytes_of(node.name)
         row = OPS[node.op]
         flops = row.flops if row.kind is Kind.ELEMENTWISE else MOVES.get(node.op, 0)
         return flops * array_of(node).size // FLOPS_PER_BYTE
+
+    def is_small_table(self, gather: Node) -> bool:
+        """Is the table read so many times that it stays in the cache?"""
+        return TABLE_SHARE * self.bytes_of(gather.operands[0]) <= self.bytes_of(gather.name)
 
     def may_repeat(self, name: str) -> bool:
         """Is it an op whose result depends on the elements at its own place alone, or finds them in a table?"""
         node = self.graph[name]
         if not self.is_stitched(name) or not isinstance(node.type, ArrayType):
             return False
-        if node.op == "gather":  # a table that is read many times stays in the cache
-            return TABLE_SHARE * self.bytes_of(node.operands[0]) <= self.bytes_of(name)
+        if isinstance(node.attrs, GatherAttrs):
+            return self.is_small_table(node) or _row_bytes(node, node.attrs) >= LEAST_ROW
         kind = OPS[node.op].kind
         return kind in (Kind.ELEMENTWISE, Kind.BROADCAST) or node.op in MOVES
+
+
+def _row_bytes(gather: Node, attrs: GatherAttrs) -> int:
+    """How many bytes lie side by side in what a gather looks up."""
+    last = len(attrs.slice_sizes) - 1
+    is_collapsed = last in attrs.collapsed_slice_dims or last in attrs.operand_batching_dims
+    if is_collapsed or gather.array.rank - 1 not in attrs.offset_dims:
+        return 0
+    return attrs.slice_sizes[last] * gather.array.bytes // max(gather.array.size, 1)
 
 
 def _choose(traffic: _Traffic, stage: int, least: int) -> tuple[frozenset[str], int, int]:

@@ -121,6 +121,21 @@ def test_no_donated_parameter_is_read_again() -> None:
     assert find_fallback_operands(donated, ()).graph == donated
 
 
+@pytest.mark.parametrize(("rows", "own"), [(40, False), (8192, True)])
+def test_scatters_share_no_large_zeros(rows: int, own: bool) -> None:
+    """XLA would copy them, and a kernel would have them in memory long before."""
+
+    def fn(x: Any, i: Any) -> Any:
+        first = jax.ops.segment_sum(x, i, rows)
+        return jax.ops.segment_sum(jnp.sin(first)[i], i[::-1], rows)
+
+    graph = lower(fn, np.zeros((500, 32), np.float32), IDS)
+    found = find_fallback_operands(graph, ())
+    targets = [node.operands[0] for node in found.graph if node.op == "scatter"]
+    assert len({*targets}) == (2 if own else 1)
+    assert found.products.keys().isdisjoint(targets) == (not own)
+
+
 def stored_for_scatters(graph: Graph) -> int:
     """Bytes that kernels store for updates and places of scatters.  The function must stay the same."""
     found = find_fallback_operands(graph, ())

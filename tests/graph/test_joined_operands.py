@@ -149,3 +149,24 @@ def test_others_stay_with_kernels(name: str) -> None:
 def test_what_is_left_already_is_not_named_again() -> None:
     graph = lower(columns, X, W, V)
     assert not find_joined_operands(graph, find_concatenations(graph)).products
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["parts in memory", "parts computed"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_what_comes_behind_reads_the_parts(kept: bool, dtype: Any) -> None:
+    """A skip connection: its product reads both arrays side by side, the gradient of the weights each by itself."""
+
+    def loss(w: Any, x: Any, v: Any) -> Any:
+        a, b = (x, x @ v) if kept else (jnp.tanh(x), jnp.exp(x))
+        return jnp.tanh(jnp.concatenate([a, b], 1) @ w).sum()
+
+    w, x, v = (np.zeros(s, dtype) for s in [(256, 128), (256, 128), (128, 128)])
+    graph = lower(jax.grad(loss), w, x, v)
+    found = find_joined_operands(graph)
+    joined = [node for node in found.graph if node.op == "concatenate"]
+    left = [node for node in joined if node.name in found.products]
+    assert (len(joined), len(left)) == ((2, 1) if kept else (1, 0))
+    for node in left:
+        assert found.graph[found.products[node.name]].op == "dot"
+    at_once = lower(lambda x, w: (jnp.hstack([x, x]) @ w, x.T @ jnp.hstack([x, x])), x, w)
+    assert not find_joined_operands(at_once).products

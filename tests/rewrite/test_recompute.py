@@ -250,15 +250,19 @@ def test_what_is_dear_moves_to_the_only_stage_that_needs_it(needed_twice: bool) 
     assert before - after == pytest.approx(saved, rel=0.01)
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(64, False), (4096, True)])
-def test_lookups_in_a_small_table_are_done_again(rows: int, kept: bool) -> None:
-    """In one that is hardly smaller than what is looked up, each lookup reads memory."""
+@pytest.mark.parametrize(
+    ("rows", "width", "kept"), [(64, 256, False), (4096, 256, False), (1 << 20, 1, True)]
+)
+def test_lookups_are_done_again(rows: int, width: int, kept: bool) -> None:
+    """In a table that is hardly smaller than what is looked up, each lookup reads memory: a number alone as much as
+    eight side by side."""
 
     def fn(table: jax.Array, index: jax.Array, x: jax.Array, w: jax.Array) -> Any:
-        found = table[index] + x
+        found = table[index].reshape(x.shape) + x
         return (jnp.tanh(found) @ w) * found
 
-    arguments = normal(rows, 256), np.arange(4096, dtype=np.int32) % rows, normal(4096, 256)
+    index = np.arange(4096 * 256 // width, dtype=np.int32).reshape(4096, -1) % rows
+    arguments = normal(rows, width), index, normal(4096, 256)
     scopes = find_scopes(simplify(imported(fn, *arguments, normal(256, 256))))
     again = {name for note in scopes.recomputed for name in note.names}
     gathers = {node.name for node in scopes.graph if node.op == "gather"}
