@@ -35,6 +35,7 @@ from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
+from astitch.rewrite.narrow_products import write_narrow_products
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.native_scatters import combine_natively
 from astitch.rewrite.operands import give_operands
@@ -102,7 +103,8 @@ class Target:
     region: set for Launcher.REGION.
     updates: what XLA computes in a parameter's memory, with the reasons.  It is neither expanded nor in a kernel.
     simplified: the graph comes out of the middle of XLA's compilation.
-    attention: may attention be calls of its own (graph/ops/attention.py)?  Only where XLA launches them.
+    attention: may attention and products of few rows be calls of their own (graph/ops/attention.py, narrow_product.py)?
+    Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  directives: what the owner of the program decides.
@@ -417,6 +419,11 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: fold_scales(graph),
         # In a loop filters would be multiplied in each turn.
         lambda job: job.target.in_xla and job.target.region is None,
+    ),
+    _rewrite(
+        "narrow_products",
+        lambda graph, job: write_narrow_products(graph, job.gpu),
+        lambda job: job.target.attention,
     ),
     # XLA adds a product to what a loop carries, which two kernels would do apart.
     _rewrite(

@@ -26,7 +26,7 @@ import numpy as np
 import astitch
 from astitch.attention import find
 from astitch.attention.choose import Projection
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from astitch.profiling.timing import Runner, measure_wall
 from benchmarks.results import describe
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from astitch.graph.ir import CustomCallAttrs, Node, TupleType
-from astitch.hlo import tiled_attention
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo import tile_call
+from astitch.hlo.tile_call import TRITON
 from astitch.tile.interpret import interpret
 from astitch.tile.program import TileProgram
 
 _PROGRAMS: dict[bytes, TileProgram] = {}
 """By the configuration of their calls."""
 
-_write_config = tiled_attention.write_config
+_write_config = tile_call.write_config
 
 
 def _record(program: TileProgram) -> bytes:
@@ -30,7 +30,7 @@ def _record(program: TileProgram) -> bytes:
 def recorded() -> Iterator[None]:
     """Within the block, calls that are written can be run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled_attention, "write_config", _record)
+        patch.setattr(tile_call, "write_config", _record)
         yield
 
 

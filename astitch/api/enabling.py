@@ -331,10 +331,10 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
         if not compiling.stitched or compiling.is_strict:
             raise
         if compiling.leave_attention():
-            journal.replace(compiling, f"XLA refuses its attention: {show_error(error)}")
+            journal.replace(compiling, f"XLA refuses our calls: {show_error(error)}")
             warnings.warn(
-                f"astitch: attention of {compiling.name} stays as it is: with calls of it XLA fails: "
-                f"{show_error(error)}\n"
+                f"astitch: attention and narrow products of {compiling.name} stay as they are: with calls of them "
+                f"XLA fails: {show_error(error)}\n"
                 "  please report it",
                 FaultWarning,
                 stacklevel=4,

@@ -24,7 +24,7 @@ from astitch.events import note_compile, note_fallback, note_plain
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
@@ -181,7 +181,7 @@ class Compiling:
     """One compile of JAX's that XLA may hand a module of to us.
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
-    off: leave the module as it is.  attention: may it have calls of attention?  attends: it does.
+    off: leave the module as it is.  attention: may it have calls of attention and of products of few rows?  attends: it does.
     called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
@@ -208,7 +208,7 @@ class Compiling:
         return bool(self.settings and self.settings.strict)
 
     def leave_attention(self) -> bool:
-        """Makes the next try one without calls of attention; False where there were none."""
+        """Makes the next try one without such calls; False where there were none."""
         if not self.attends:
             return False
         self.attention = self.attends = self.called = self.stitched = False

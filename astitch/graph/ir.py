@@ -526,6 +526,26 @@ class AttentionAttrs:
     sums_bias: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowProductAttrs:
+    """narrow-product: a product of few rows by a kernel of our own (graph/ops/narrow_product.py).
+
+    weights: their type; of four bits they lie in bytes.  matrices: how many lie side by side along the columns.
+    transposed: each has its depth along the unit stride.  share: elements of depth that one part of the sum has.
+    offset, scale: are there arrays of them?  scales_transposed: they lie [columns, groups].
+    layer: is one of several layers read, whose number is the last operand?
+    """
+
+    weights: DType
+    share: int
+    matrices: int = 1
+    transposed: bool = False
+    offset: bool = False
+    scale: bool = False
+    scales_transposed: bool = False
+    layer: bool = False
+
+
 Tree: TypeAlias = "tuple[Tree, ...] | None"
 """How an HLO value is made of arrays: None is one array, a tuple is a tuple."""
 
@@ -590,6 +610,7 @@ Attrs = (
     | ConditionalAttrs
     | CustomCallAttrs
     | AttentionAttrs
+    | NarrowProductAttrs
     | OpaqueAttrs
 )
 

@@ -11,6 +11,7 @@ from astitch.graph.ir import (
     ConstantAttrs,
     DType,
     Graph,
+    NarrowProductAttrs,
     Node,
     OpaqueAttrs,
     SortAttrs,
@@ -37,6 +38,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
         return node.attrs.reason
     if isinstance(node.attrs, AttentionAttrs):
         return "attention: kernels of its own" if node.attrs.tiles else "attention: a library call"
+    if isinstance(node.attrs, NarrowProductAttrs):
+        return "a product of few rows: a kernel of its own"
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

@@ -40,6 +40,7 @@ from astitch.graph.recurrences import joins_steps, write_out
 from astitch.hlo import schema
 from astitch.hlo.attention import render_attention
 from astitch.hlo.literal import write_literal
+from astitch.hlo.narrow_product import render_narrow_product
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
 from astitch.hlo.shapes import TUPLE, as_array, read_type, write_shape, write_tuple_shape
 from astitch.hlo.tiled_attention import render_tiled_attention
@@ -248,6 +249,9 @@ class _Computation:
                 value = self._add_upper_half(node, operands)
             case "attention" | "attention-gradient":
                 value = self._add_attention(node, operands)
+            case "narrow-product":
+                types = [as_array(read_type(v.shape, node.name), node.name) for v in operands]
+                value = self._add(render_narrow_product(node, types), node.type, operands)
             case "reduce-window" if joins_steps(node):
                 value = self._add_recurrence(node)
             case _:

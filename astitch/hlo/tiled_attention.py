@@ -1,7 +1,6 @@
 """Attention by kernels of our own: takes a node, hands on custom calls whose Triton IR XLA compiles.
 
-The format is that of JAX's lowering (jax/_src/pallas/triton/pallas_call_registration.py).  Operands and results lie as
-the node has them: a kernel reads any order of dimensions.
+Operands and results lie as the node has them: a kernel reads any order of dimensions.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from astitch.errors import IllegalProduct
 from astitch.graph.ir import (
     ArrayType,
     AttentionAttrs,
-    CustomCallAttrs,
     GetTupleElementAttrs,
     Node,
     Order,
     TupleType,
 )
 from astitch.graph.ops.attention import COMPARISONS, split_operands
-from astitch.hlo.mlir_text import TYPED_FFI, quote
+from astitch.hlo.tile_call import render_tile_call
 from astitch.tile.attention import (
     AttentionShape,
     Comparison,
@@ -33,10 +31,6 @@ from astitch.tile.attention import (
 )
 from astitch.tile.program import TileProgram
 from astitch.tile.rates import find_rates
-from astitch.tile.triton_ir import write_triton_ir
-
-TRITON = "__gpu$xla.gpu.triton"
-"""The target of the custom calls."""
 
 
 def render_tiled_attention(
@@ -143,15 +137,8 @@ def _call(
 ) -> tuple[list[Node], list[str]]:
     several = len(results) > 1
     name = f"{node.name}.{part}"
-    call = Node(
-        name,
-        "custom-call",
-        TupleType(tuple(results)) if several else results[0],
-        node.operands,
-        CustomCallAttrs(TRITON, write_config(program), TYPED_FFI),
-        op_name=node.op_name,
-        source=node.source,
-    )
+    type_ = TupleType(tuple(results)) if several else results[0]
+    call = render_tile_call(node, name, type_, program)
     if not several:
         return [call], [name]
     parts = [
@@ -165,17 +152,3 @@ def _call(
         for index, result in enumerate(results)
     ]
     return [call, *parts], [part.name for part in parts]
-
-
-def write_config(program: TileProgram) -> bytes:
-    """The MLIR dictionary by which XLA compiles and launches a tile program."""
-    numbers = {
-        "num_stages": program.stages,
-        "num_warps": program.warps,
-        **{f"grid_{axis}": blocks for axis, blocks in zip("xyz", program.grid, strict=True)},
-    }
-    fields = [f"name = {quote(program.name.encode())}"]
-    fields.append(f"ir = {quote(write_triton_ir(program).encode())}")
-    fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
-    fields.append("debug = false")
-    return f"{{{', '.join(fields)}}}".encode()

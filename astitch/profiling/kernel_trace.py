@@ -18,10 +18,11 @@ from astitch.profiling.report import COPY, KINDS, MEMORY, PRODUCT
 COPY_NAME = re.compile(r"^\[?(CUDA )?mem(cpy|set)", re.IGNORECASE)
 
 PRODUCT_NAME = re.compile(
-    r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk|cudnn|conv(?!ert)|fprop|dgrad|wgrad|winograd|(^|_)dot(_|$)",
+    r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk|cudnn|conv(?!ert)|fprop|dgrad|wgrad|winograd"
+    r"|narrow_product|(^|_)dot(_|$)",
     re.IGNORECASE,
 )
-"""cuBLAS, cuDNN, XLA's and CUTLASS's own products.  XLA calls conversions `convert`."""
+"""cuBLAS, cuDNN, XLA's, CUTLASS's and our own products.  XLA calls conversions `convert`."""
 
 
 class NothingRecorded(Exception):

@@ -19,6 +19,7 @@ from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import Gpu
 from astitch.graph.ops import OPS, Kind
 from astitch.hlo.schema import ELEMENT_TYPES, HloModuleProto
+from astitch.hlo.tile_call import TRITON
 from astitch.hlo_import import find_source
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path
@@ -33,6 +34,9 @@ LIBRARY = re.compile(r"gemm|cublas|cudnn|matmul|conv|cutlass", re.IGNORECASE)
 
 TAKES_PART = frozenset({"slice", "dynamic-slice", "gather"})
 """Readers that need no more of an operand than their own result."""
+
+LAYERED_RANK = 4
+"""Dimensions of what a narrow product reads one layer of."""
 
 WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e2m1fn": 4}
 
@@ -145,6 +149,8 @@ class _Reader:
         if dtype or _is_library(instruction):
             kind = PRODUCT
             bound, limit = bound_product(work, self.gpu, dtype)
+        elif _is_narrow_product(instruction):
+            kind, bound, limit = PRODUCT, work.bound_us(self.gpu), name_limit(work, self.gpu)
         else:
             kind = COPY if opcode in ("copy", "copy-start") or _is_memcpy(instruction) else MEMORY
             bound = work.bound_us(self.gpu)
@@ -173,7 +179,9 @@ class _Reader:
     ) -> tuple[int, int]:
         """(bytes read once, written once).  root: of a fusion's computation."""
         if opcode != "fusion":
-            read = sum(count_bytes(by_id[n].shape) for n in dict.fromkeys(instruction.operand_ids))
+            shapes = [by_id[n].shape for n in dict.fromkeys(instruction.operand_ids)]
+            one_layer = _is_narrow_product(instruction)
+            read = sum(_bytes_of_layer(s) if one_layer else count_bytes(s) for s in shapes)
             return read, count_bytes(instruction.shape)
         members = {i.id: i for i in inside}
         read = 0
@@ -230,6 +238,20 @@ def _behind_bitcasts(members: Mapping[int, Any], number: int) -> Any:
     while members[number].opcode == b"bitcast":
         number = members[number].operand_ids[0]
     return members[number]
+
+
+def _is_narrow_product(instruction: Any) -> bool:
+    """Is it a kernel of ours that reads one layer of weights (hlo/narrow_product.py)?"""
+    return (
+        instruction.custom_call_target == TRITON.encode()
+        and b'name = "narrow_product' in instruction.backend_config
+    )
+
+
+def _bytes_of_layer(shape: Any) -> int:
+    """Of an operand of such a kernel; what has layers has four dimensions."""
+    layers = shape.dimensions[0] if len(shape.dimensions) == LAYERED_RANK else 1
+    return count_bytes(shape) // layers
 
 
 def _is_library(instruction: Any) -> bool:

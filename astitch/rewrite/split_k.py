@@ -180,13 +180,13 @@ def _put_sum(draft: Draft, dot: Node, parts: int) -> str:
     )
     type_ = ArrayType(DType.F32, (parts, *dot.shape))
     whole = draft.add(dot, "dot", type_, operands, batched)
-    total = _put_total(draft, dot, whole, parts)
+    total = put_total(draft, dot, whole, parts)
     if dot.dtype is DType.F32:
         return total
     return draft.put(replace(dot, op="convert", operands=(total,), attrs=NoAttrs()))
 
 
-def _put_total(draft: Draft, dot: Node, whole: str, parts: int) -> str:
+def put_total(draft: Draft, dot: Node, whole: str, parts: int) -> str:
     """The sum of the parts: in pairs where there are few, else as a reduction."""
     if parts > MOST_PARTS:
         return DraftOps(dot, draft).sum(whole, (0,))

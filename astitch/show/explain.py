@@ -13,7 +13,7 @@ from astitch.device.schedule import DEFAULT
 from astitch.faults import Fault
 from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph, TupleType
+from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph, NarrowProductAttrs, TupleType
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
@@ -202,6 +202,15 @@ def _show_attention(graph: Graph) -> list[str]:
     return lines
 
 
+def _show_narrow_products(graph: Graph) -> list[str]:
+    """The products whose weights kernels of our own read, and how that is undone."""
+    names = [f"%{node.name}" for node in graph if isinstance(node.attrs, NarrowProductAttrs)]
+    if not names:
+        return []
+    head = f"products of few rows, by our own kernels: {len(names)}"
+    return ["", head, *(f"  {name}" for name in names), *_undo("without narrow_products", "  ")]
+
+
 def show_directives(outcomes: Sequence[str]) -> list[str]:
     """What came of each directive; nothing where there were none."""
     if not outcomes:
@@ -272,6 +281,7 @@ def explain(
         number = 0 if plan.schedule != DEFAULT else 1
         lines.append(f"  to take another plan: plan %{name_of(plan)} {number}")
     lines += _show_attention(scopes.graph)
+    lines += _show_narrow_products(scopes.graph)
     if alive := show_memory(scopes, plans):
         lines += ["", *alive]
     if splits:

@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     AttentionAttrs,
     CustomCallAttrs,
     Graph,
+    NarrowProductAttrs,
     Node,
     OpaqueAttrs,
     TupleType,
@@ -216,7 +217,7 @@ def is_light(node: Node) -> bool:
         return row is not None and row.kind in _LIGHT and node.attrs.reason != IN_HOST
     kind = OPS[node.op].kind
     if kind is Kind.OTHER:
-        called = isinstance(node.attrs, (CustomCallAttrs, AttentionAttrs))
+        called = isinstance(node.attrs, (CustomCallAttrs, AttentionAttrs, NarrowProductAttrs))
         return not called and bool(node.operands)
     return kind in _LIGHT and not OPS[node.op].is_view and not OPS[node.op].is_bitcast
 

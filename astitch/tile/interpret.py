@@ -105,6 +105,10 @@ class _Block:
                 return given[0].T
             case "convert":
                 return given[0].astype(dtype)
+            case "bitcast":
+                return given[0].view(dtype)
+            case "round-to-tf32":
+                return round_factor(given[0], "tf32")
             case "select":
                 return np.where(*given)
             case "dot":
@@ -115,7 +119,9 @@ class _Block:
             case "reduce-add":
                 return given[0].sum(axis=c.axis, dtype=dtype)
             case "load":
-                return self._load(c, *given)
+                return self._load(c.parameter, *given)
+            case "load-one-of":
+                return self._load(c.parameter + int(given[0]), *given[1:])
         return np.asarray(_ELEMENTWISE[c.code](*given))
 
     def _places(self, parameter: int, offsets: Array, mask: Array | None) -> Array:
@@ -130,12 +136,12 @@ class _Block:
             )
         return places
 
-    def _load(self, c: Compute, offsets: Array, mask: Array | None = None) -> Array:
-        array = self.memory[c.parameter]
+    def _load(self, parameter: int, offsets: Array, mask: Array | None = None) -> Array:
+        array = self.memory[parameter]
         if mask is None:
-            return array[self._places(c.parameter, offsets, mask)]
+            return array[self._places(parameter, offsets, mask)]
         loaded = np.zeros(offsets.shape, array.dtype)
-        loaded[mask] = array[self._places(c.parameter, offsets, mask)]
+        loaded[mask] = array[self._places(parameter, offsets, mask)]
         return loaded
 
     def _store(self, s: Store) -> None:
@@ -177,7 +183,10 @@ _ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
     "remainder": np.remainder,
     "maximum": np.fmax,
     "minimum": np.fmin,
-    "and": np.logical_and,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "shift-right": np.right_shift,
     "less": np.less,
     "less-equal": np.less_equal,
     "greater-equal": np.greater_equal,

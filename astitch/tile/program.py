@@ -18,7 +18,8 @@ Shape: TypeAlias = tuple[int, ...]
 
 COMPARISONS = frozenset({"less", "less-equal", "greater-equal", "equal", "not-equal"})
 ARITHMETIC = frozenset(
-    {"add", "subtract", "multiply", "divide", "remainder", "maximum", "minimum", "and"}
+    {"add", "subtract", "multiply", "divide", "remainder", "maximum", "minimum"}
+    | {"and", "or", "xor", "shift-right"}
 )
 FUNCTIONS = frozenset({"exp2", "log2", "tanh"})
 """Of one f32 tile."""
@@ -56,11 +57,14 @@ class Compute:
     | expand | x | x with a dimension of extent 1 at `axis` |
     | broadcast | x | x repeated along its dimensions of extent 1; a scalar everywhere |
     | transpose | x | a matrix with its dimensions exchanged |
-    | convert | x | x in another type |
+    | convert | x | x in another type: float to float, or integer to wider integer |
+    | bitcast | x | the bits of x, in another type of as many |
+    | round-to-tf32 | x | x of f32, rounded to the nearest number that a product in TF32 sees |
     | select | condition, x, y | x where the condition holds, else y |
     | dot | x, y, z | z + x y, in f32; `precision` says what becomes of f32 factors |
     | reduce-maximum, reduce-add | x | over `axis`, which goes |
     | load | offsets [, mask] | elements of parameter `parameter`; 0 where the mask does not hold |
+    | load-one-of | number, offsets [, mask] | likewise, of the parameter `parameter` + number, of `count` |
     """
 
     result: Value
@@ -70,6 +74,7 @@ class Compute:
     axis: int = 0
     parameter: int = 0
     precision: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,16 @@ class Tile:
     def __and__(self, other: Number) -> Tile:
         return self.builder.elementwise("and", self, other)
 
+    def __or__(self, other: Number) -> Tile:
+        return self.builder.elementwise("or", self, other)
+
+    def __xor__(self, other: Number) -> Tile:
+        return self.builder.elementwise("xor", self, other)
+
+    def __rshift__(self, other: Number) -> Tile:
+        """Of integers with a sign: it is repeated."""
+        return self.builder.elementwise("shift-right", self, other)
+
     def __lt__(self, other: Number) -> Tile:
         return self.builder.elementwise("less", self, other)
 
@@ -229,6 +244,12 @@ class Builder:
     def convert(self, x: Tile, dtype: DType) -> Tile:
         return x if x.dtype is dtype else self._compute("convert", TileType(dtype, x.shape), x)
 
+    def bitcast(self, x: Tile, dtype: DType) -> Tile:
+        return self._compute("bitcast", TileType(dtype, x.shape), x)
+
+    def round_to_tf32(self, x: Tile) -> Tile:
+        return self._compute("round-to-tf32", x.value.type, x)
+
     def elementwise(self, code: str, *given: Number) -> Tile:
         """Tiles of one type, repeated to one shape; numbers become constants."""
         dtype = next(x.dtype for x in given if isinstance(x, Tile))
@@ -278,6 +299,24 @@ class Builder:
         given = (offsets,) if mask is None else (offsets, self.broadcast(mask, offsets.shape))
         type_ = TileType(dtype, offsets.shape)
         return self._compute("load", type_, *given, parameter=parameter)
+
+    def load_one_of(
+        self,
+        first: int,
+        count: int,
+        number: Tile,
+        dtype: DType,
+        offsets: Tile,
+        mask: Tile | None = None,
+    ) -> Tile:
+        """load, of parameter `first` + number, of `count`; number: a scalar."""
+        if count == 1:
+            return self.load(first, dtype, offsets, mask)
+        given = [number, offsets]
+        if mask is not None:
+            given.append(self.broadcast(mask, offsets.shape))
+        type_ = TileType(dtype, offsets.shape)
+        return self._compute("load-one-of", type_, *given, parameter=first, count=count)
 
     def store(self, parameter: int, offsets: Tile, value: Tile, mask: Tile | None = None) -> None:
         held = None if mask is None else self.broadcast(mask, offsets.shape).value
@@ -332,11 +371,12 @@ class Builder:
         axis: int = 0,
         parameter: int = 0,
         precision: str = "",
+        count: int = 1,
     ) -> Tile:
         result = self._name(type_)
         values = tuple(x.value for x in operands)
         self._statements.append(
-            Compute(result.value, code, values, number, axis, parameter, precision)
+            Compute(result.value, code, values, number, axis, parameter, precision, count)
         )
         return result
 

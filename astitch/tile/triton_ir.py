@@ -31,6 +31,9 @@ _ELEMENTS = {
     DType.BF16: "bf16",
     DType.F16: "f16",
     DType.S32: "i32",
+    DType.S16: "i16",
+    DType.S8: "i8",
+    DType.U8: "i8",
     DType.PRED: "i1",
 }
 
@@ -51,6 +54,9 @@ _INTEGERS = {
     "maximum": "arith.maxsi",
     "minimum": "arith.minsi",
     "and": "arith.andi",
+    "or": "arith.ori",
+    "xor": "arith.xori",
+    "shift-right": "arith.shrsi",
 }
 _PREDICATES = {
     "less": ("slt", "olt"),
@@ -107,7 +113,7 @@ class _Writer:
                 self._write_loop(statement)
             elif isinstance(statement, Store):
                 self._write_store(statement)
-            elif statement.code == "load":
+            elif statement.code in ("load", "load-one-of"):
                 self._write_load(statement)
             elif statement.code.startswith("reduce-"):
                 self._write_reduction(statement)
@@ -115,10 +121,24 @@ class _Writer:
                 given = list(map(self._name, statement.operands))
                 self._line(f"{self._name(statement.result)} = {_render(statement, given)}")
 
-    def _point(self, parameter: int, offsets: Value) -> tuple[str, str]:
-        """(the addresses of these elements, their type)."""
+    def _choose(self, first: int, count: int, number: str) -> str:
+        """The address of one of these parameters."""
+        pointer = _pointer(self.program.parameters[first].dtype)
+        chosen = f"%p{first}"
+        for other in range(1, count):
+            index, condition, before = self._fresh(), self._fresh(), chosen
+            chosen = self._fresh()
+            self._line(f"{index} = arith.constant {other} : i32")
+            self._line(f"{condition} = arith.cmpi eq, {number}, {index} : i32")
+            self._line(
+                f"{chosen} = arith.select {condition}, %p{first + other}, {before} : {pointer}"
+            )
+        return chosen
+
+    def _point(self, parameter: int, offsets: Value, base: str = "") -> tuple[str, str]:
+        """(the addresses of these elements, their type).  base: of the parameter, where it is chosen."""
         pointer = _pointer(self.program.parameters[parameter].dtype)
-        type_, base = pointer, f"%p{parameter}"
+        type_, base = pointer, base or f"%p{parameter}"
         if offsets.type.shape:
             type_ = _tensor(pointer, offsets.type.shape)
             base, plain = self._fresh(), base
@@ -129,14 +149,17 @@ class _Writer:
         return addresses, type_
 
     def _write_load(self, c: Compute) -> None:
-        given, type_ = self._point(c.parameter, c.operands[0])
+        operands, base = list(c.operands), ""
+        if c.code == "load-one-of":
+            base = self._choose(c.parameter, c.count, self._name(operands.pop(0)))
+        given, type_ = self._point(c.parameter, operands[0], base)
         dtype, shape = c.result.type.dtype, c.result.type.shape
         kind = _tensor(_in_memory(dtype), shape)
         zero = self._fresh()
         number = "0.0" if dtype.is_float else "0"
         self._line(f"{zero} = {_constant(_in_memory(dtype), shape, number)}")
-        if len(c.operands) > 1:
-            given += f", {self._name(c.operands[1])}, {zero}"
+        if len(operands) > 1:
+            given += f", {self._name(operands[1])}, {zero}"
         if dtype is DType.PRED:
             bytes_ = self._fresh()
             self._line(f"{bytes_} = tt.load {given} : {type_}")
@@ -202,14 +225,15 @@ def _render(c: Compute, given: Sequence[str]) -> str:
         case "transpose":
             return f"tt.trans {listed} {{order = array<i32: 1, 0>}} : {before} -> {result}"
         case "convert":
-            if (
-                not x.dtype.is_float
-                or not type_.dtype.is_float
-                or x.dtype.bytes == type_.dtype.bytes
-            ):
-                raise IllegalProduct(f"no conversion from {before} to {result}")
-            way = "arith.truncf" if x.dtype.bytes > type_.dtype.bytes else "arith.extf"
-            return f"{way} {listed} : {before} to {result}"
+            return f"{_find_conversion(x.dtype, type_.dtype)} {listed} : {before} to {result}"
+        case "bitcast":
+            return f"tt.bitcast {listed} : {before} -> {result}"
+        case "round-to-tf32":
+            inputs = '{constraints = "=r,r", packed_element = 1 : i32, pure = true}'
+            return (
+                f'tt.elementwise_inline_asm "cvt.rna.tf32.f32 $0, $1;" {inputs} {listed} : '
+                f"{before} -> {result}"
+            )
         case "select":
             return f"arith.select {listed} : {before}, {result}"
         case "dot":
@@ -224,6 +248,16 @@ def _render(c: Compute, given: Sequence[str]) -> str:
         name = f"arith.cmp{'f' if x.dtype.is_float else 'i'}"
         return f"{name} {_PREDICATES[c.code][x.dtype.is_float]}, {listed} : {before}"
     return f"{(_FLOATS if x.dtype.is_float else _INTEGERS)[c.code]} {listed} : {result}"
+
+
+def _find_conversion(before: DType, after: DType) -> str:
+    """The op that converts elements; raises IllegalProduct where there is none."""
+    widens = before.bytes < after.bytes
+    if before.is_float and after.is_float and before.bytes != after.bytes:
+        return "arith.extf" if widens else "arith.truncf"
+    if not before.is_float and not after.is_float and widens:
+        return "arith.extui" if before is DType.U8 else "arith.extsi"
+    raise IllegalProduct(f"no conversion from {before.value} to {after.value}")
 
 
 def _tensor(element: str, shape: Shape) -> str:

@@ -16,7 +16,7 @@ from astitch.device.gpu import Gpu
 from astitch.directives import Directives, read_directives, warn_of_unfollowed
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
-from astitch.graph.ir import AttentionAttrs, Graph
+from astitch.graph.ir import AttentionAttrs, Graph, NarrowProductAttrs
 from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
 from astitch.kernel.in_place import InPlace
@@ -298,7 +298,10 @@ def export_bodies(
         noted = note_slices(note_refusals(body.compilation, kernels), kernels)
         inner, inside = export_bodies(noted, prepare)
         bodies.append(replace(body, compilation=inner))
-        attends = any(isinstance(node.attrs, AttentionAttrs) for node in inner.scopes.graph)
+        attends = any(
+            isinstance(node.attrs, (AttentionAttrs, NarrowProductAttrs))
+            for node in inner.scopes.graph
+        )
         if inside or attends or any(isinstance(k, XlaKernel) for k in kernels.values()):
             regions[body.region] = read_part(export_program(inner, kernels, inside))
     return replace(compilation, bodies=tuple(bodies)), regions

@@ -20,7 +20,7 @@ from astitch.hlo import schema
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from astitch.hlo_import import import_from_compiler
 from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED

@@ -17,7 +17,7 @@ from astitch.api.engines import target_gpu
 from astitch.attention import find
 from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from tests.attention.spellings import (
     BATCH,
     FEATURES,

@@ -18,7 +18,7 @@ import pytest
 
 import astitch
 from astitch.api import enabling
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from tests.ahead_of_time import compile_ahead, devices, needs_hook
 
 ROOT = Path(__file__).parents[2]

@@ -77,6 +77,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "restore_products",
         "restore_windows",
         "fuse_attention",
+        "narrow_products",
         "hoist_loops",
         "rename_scopes",
         "tune",

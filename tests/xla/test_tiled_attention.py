@@ -18,7 +18,7 @@ import astitch
 from astitch.attention import find
 from astitch.attention.choose import Projection
 from astitch.faults import FaultWarning
-from astitch.hlo.tiled_attention import TRITON
+from astitch.hlo.tile_call import TRITON
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 from tests.attention.spellings import OTHERS, dropped
 from tests.hook_evaluation import stitch_through_hook
@@ -238,11 +238,11 @@ def check(function: Callable[..., Any], arguments: list[Any], calls: int) -> Non
 
 def test_what_xla_refuses_it_compiles_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text that is no Triton IR stands for what a version of XLA does not take."""
-    monkeypatch.setattr("astitch.hlo.tiled_attention.write_triton_ir", lambda program: "no module")
+    monkeypatch.setattr("astitch.hlo.tile_call.write_triton_ir", lambda program: "no module")
     arrays = [array(BATCH, POSITIONS, HEADS, FEATURES)] * 3
     with (
         astitch.enabled(gpu=GPU),
-        pytest.warns(FaultWarning, match="attention of .* stays as it is"),
+        pytest.warns(FaultWarning, match="attention and narrow products of .* stay as they are"),
     ):
         compiled = compile_ahead(attend, *arrays)
     assert TRITON not in compiled.as_text()

@@ -15,6 +15,7 @@ from astitch.graph.ops import (
     elementwise,
     indexed,
     movement,
+    narrow_product,
     other,
     reductions,
     sources,
@@ -32,6 +33,7 @@ OPS: dict[str, Op] = {
     **reductions.ROWS,
     **compute.ROWS,
     **attention.ROWS,
+    **narrow_product.ROWS,
     **control.ROWS,
     **other.ROWS,
 }

@@ -1,0 +1,329 @@
+"""Graph -> Graph: products of few rows whose weights XLA would write to memory before it multiplies.
+
+Such a product takes as long as its weights take to be read.  XLA copies one layer out of the layers of a scan, and
+computes integers with a scale for each group in memory.  A kernel of our own reads the weights where they lie, in the
+type that they have (tile/narrow_product.py).  Where XLA reads them so too, its products are as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from astitch.device.gpu import Gpu
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NarrowProductAttrs, Node
+from astitch.graph.matmul import free_dimensions
+from astitch.graph.ops.narrow_product import FACTORS, INTEGERS, PACKED
+from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.product_weights import (
+    BATCH,
+    COLUMN,
+    DEPTH,
+    Layer,
+    Matrix,
+    Part,
+    Stored,
+    Weights,
+    count_along,
+    find_weights,
+    list_parts,
+    merge_parts,
+)
+from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.split_k import put_total
+from astitch.tile.narrow_product import NarrowShape
+from astitch.tile.narrow_rates import (
+    HOPPER,
+    MOST_ELEMENTS,
+    MOST_ROWS,
+    choose_share,
+    choose_tiling,
+)
+
+LEAST_NUMBERS = 1 << 21
+"""Of the weights.  Fewer are read in less time than a kernel takes to start."""
+
+
+def write_narrow_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+    """The same function but for rounding: weights are not rounded after they are scaled.
+
+    graph: simplified.  log: hears of every product that is replaced.
+    """
+    heard: Log = log or (lambda rule, node: None)
+    if gpu.compute_capability != HOPPER:
+        return graph
+    found = {node.name: f for node in graph if (f := _find(graph, node, gpu))}
+    if not found:
+        return graph
+
+    def write(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
+        if node.name not in found:
+            return None
+        heard("narrow_product", node.name)
+        return _Place(DraftOps(node, draft), values, found[node.name]).put()
+
+    return rewrite_graph(graph, heard, write)
+
+
+# ---- finding one
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Both operands of a product.  weights: the larger one's number, with the parts of its dimensions.
+
+    x_order: the other's dimensions as batches, rows, depth in the order of the weights.
+    """
+
+    weights: int
+    parts: tuple[Part | None, ...]
+    x_order: tuple[int, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    sides: _Sides
+    weights: Weights
+    shape: NarrowShape
+
+    @property
+    def layer(self) -> Layer | None:
+        return self.weights.matrices[0].weights.layer
+
+
+def _find(graph: Graph, node: Node, gpu: Gpu) -> _Found | None:
+    """A product that is to be replaced; None for any other node."""
+    sides = _tell_sides(graph, node)
+    if sides is None or sides.rows > MOST_ROWS:
+        return None
+    name = node.operands[sides.weights]
+    if graph[name].array.size < LEAST_NUMBERS:
+        return None
+    weights = find_weights(graph, name, sides.parts)
+    if weights is None:
+        return None
+    shape = _describe(weights, sides, graph[name].dtype)
+    if shape is None:
+        return None
+    found = _Found(sides, weights, shape)
+    tiling = choose_tiling(shape)
+    if tiling is None or not _is_faster(found):
+        return None
+    share = choose_share(shape, tiling, gpu.sms)
+    return replace(found, shape=replace(shape, share=share))
+
+
+def _is_faster(found: _Found) -> bool:
+    """Would XLA write the weights to memory before it multiplies?"""
+    shape, layer = found.shape, found.layer
+    if shape.weights.is_float or shape.groups == 1:
+        return layer is not None and isinstance(layer.number, str)
+    return shape.rows > 1 or shape.is_packed  # one row of bytes our other kernels read faster
+
+
+def _tell_sides(graph: Graph, node: Node) -> _Sides | None:
+    a = node.attrs
+    if not isinstance(a, DotAttrs) or a.algorithm or not node.array.size:
+        return None
+    arrays = [graph[o].array for o in node.operands]
+    factor = arrays[0].dtype
+    if factor not in FACTORS or arrays[1].dtype is not factor:
+        return None
+    if node.dtype not in (factor, DType.F32):
+        return None
+    if factor is DType.F32 and set(a.precision) != {"DEFAULT"}:
+        return None
+    side = int(arrays[1].size > arrays[0].size)
+    batches = (a.lhs_batch, a.rhs_batch)
+    pairs = sorted(zip(*_turn(side, a.lhs_contracting, a.rhs_contracting), strict=True))
+    labels = [COLUMN] * arrays[side].rank
+    for d, _ in pairs:
+        labels[d] = DEPTH
+    for d in batches[side]:
+        labels[d] = BATCH
+    x, contracted = arrays[1 - side], [pair[1] for pair in pairs]
+    free = free_dimensions(x.rank, batches[1 - side], contracted)
+    return _Sides(
+        side,
+        list_parts(arrays[side].shape, labels),
+        (*batches[1 - side], *free, *contracted),
+        prod(x.shape[d] for d in free),
+    )
+
+
+def _turn(
+    side: int, left: tuple[int, ...], right: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (right, left) if side else (left, right)
+
+
+def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | None:
+    """The shape without a share; None where matrices side by side differ, or no kernel knows how one lies."""
+    batch, depth = (count_along(sides.parts, label) for label in (BATCH, DEPTH))
+    kinds = {
+        _describe_matrix(matrix, batch, depth, columns)
+        for matrix, columns in zip(weights.matrices, weights.columns, strict=True)
+    }
+    kind = kinds.pop()
+    if kinds or kind is None or factor not in FACTORS:
+        return None
+    dtype = kind.dtype
+    if dtype not in INTEGERS and (dtype is not factor or kind.scaled or kind.shifted):
+        return None
+    layers = kind.layer.count if kind.layer else 1
+    if layers * batch * depth * max(weights.columns) > MOST_ELEMENTS:
+        return None
+    return NarrowShape(
+        factor=factor,
+        weights=dtype,
+        result=factor,
+        layers=layers,
+        batch=batch,
+        rows=sides.rows,
+        depth=depth,
+        columns=weights.columns,
+        groups=kind.groups,
+        transposed=kind.transposed,
+        offset=kind.shifted,
+        scale=kind.scaled,
+        scales_transposed=kind.scales_transposed,
+        layer=kind.layer is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What matrices side by side must have in common."""
+
+    dtype: DType
+    layer: Layer | None
+    transposed: bool
+    groups: int
+    scales_transposed: bool
+    scaled: bool
+    shifted: bool
+
+
+def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _Kind | None:
+    whole = (Part(BATCH, batch, 1), Part(DEPTH, depth, 1), Part(COLUMN, columns, 1))
+    merged = merge_parts(matrix.weights.parts)
+    orders = [_without_ones(whole), _without_ones((whole[0], whole[2], whole[1]))]
+    if merged not in orders:
+        return None
+    beside = [stored for stored in (matrix.scales, matrix.offsets) if stored]
+    if any(stored.layer != matrix.weights.layer for stored in beside):
+        return None
+    groupings = {_find_groups(stored, whole) for stored in beside} or {(1, False)}
+    grouping = groupings.pop()
+    if groupings or grouping is None:
+        return None
+    return _Kind(
+        matrix.weights.dtype,
+        matrix.weights.layer,
+        merged != orders[0],
+        *grouping,
+        matrix.scales is not None,
+        matrix.offsets is not None,
+    )
+
+
+def _find_groups(stored: Stored, whole: tuple[Part, Part, Part]) -> tuple[int, bool] | None:
+    """(groups along the depth, do they lie along the unit stride?) of scales."""
+    if not stored.dtype.is_float:
+        return None
+    batch, depth, columns = whole
+    merged = merge_parts(stored.parts)
+    groups = next((part for part in merged if part.label == DEPTH), Part(DEPTH, 1, depth.extent))
+    if groups.extent * groups.stride != depth.extent:
+        return None
+    if merged == _without_ones((batch, groups, columns)):
+        return groups.extent, False
+    return (groups.extent, True) if merged == _without_ones((batch, columns, groups)) else None
+
+
+def _without_ones(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.extent > 1]
+
+
+# ---- writing it
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one product is written.  values: what the graph's values are called in the draft."""
+
+    ops: DraftOps
+    values: Mapping[str, str]
+    found: _Found
+
+    def put(self) -> str:
+        s, matrices = self.found.shape, self.found.weights.matrices
+        operands = [self._put_x(), *self._put_all([m.weights for m in matrices])]
+        operands += self._put_all([m.offsets for m in matrices if m.offsets])
+        operands += self._put_all([m.scales for m in matrices if m.scales])
+        if self.found.layer is not None:
+            operands.append(self._put_layer(self.found.layer))
+        attrs = NarrowProductAttrs(
+            s.weights,
+            s.share,
+            len(matrices),
+            s.transposed,
+            s.offset,
+            s.scale,
+            s.scales_transposed,
+            s.layer,
+        )
+        dtype = s.factor if s.parts == 1 else DType.F32
+        extents = (s.parts, s.batch, s.rows, sum(s.columns))
+        whole = self.ops.add("narrow-product", dtype, extents, tuple(operands), attrs)
+        return self._put_result(whole)
+
+    def _put_x(self) -> str:
+        s, ops = self.found.shape, self.ops
+        node = ops.origin
+        x = ops.transpose(node.operands[1 - self.found.sides.weights], self.found.sides.x_order)
+        if not (s.is_packed and s.transposed):
+            return ops.reshape(x, (s.batch, s.rows, s.depth))
+        halves = ops.reshape(x, (s.batch, s.rows, s.depth // 2, 2))
+        return ops.transpose(halves, (3, 0, 1, 2))
+
+    def _put_all(self, arrays: Sequence[Stored]) -> list[str]:
+        return [
+            self._put_array(stored, columns)
+            for stored, columns in zip(arrays, self.found.weights.columns, strict=False)
+        ]
+
+    def _put_array(self, stored: Stored, columns: int) -> str:
+        """Weights, scales or offsets of one matrix, of numbers of four bits the bytes."""
+        s, ops = self.found.shape, self.ops
+        is_weights = stored.dtype is s.weights
+        along, turned = (s.depth, s.transposed) if is_weights else (s.groups, s.scales_transposed)
+        inner = (columns, along) if turned else (along, columns)
+        shape = (s.layers, s.batch, *inner)
+        value = self.values[stored.name]
+        if stored.dtype not in PACKED:
+            return ops.convert(ops.reshape(value, shape), stored.dtype if is_weights else s.factor)
+        *outer, last = shape
+        pairs = ops.reshape(value, (*outer, last // 2, 2))
+        return ops.add("bitcast-convert", s.stored, (*outer, last // 2), (pairs,))
+
+    def _put_layer(self, layer: Layer) -> str:
+        if isinstance(layer.number, str):
+            return self.ops.convert(self.values[layer.number], DType.S32)
+        return self.ops.splat(layer.number, DType.S32, ())
+
+    def _put_result(self, whole: str) -> str:
+        """The sum of the parts, in the order of the product's dimensions."""
+        s, ops = self.found.shape, self.ops
+        node, draft = ops.origin, ops.draft
+        inner = ArrayType(draft[whole].dtype, draft[whole].shape[1:])
+        if s.parts == 1:
+            total = ops.reshape(whole, inner.shape)
+        else:
+            total = put_total(draft, replace(node, type=inner), whole, s.parts)
+        if self.found.sides.weights == 0:
+            total = ops.transpose(total, (0, 2, 1))
+        return ops.reshape(ops.convert(total, node.dtype), node.shape)

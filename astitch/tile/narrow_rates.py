@@ -1,0 +1,67 @@
+"""How fast products of few rows are, and with which tiles: NarrowShape -> NarrowTiling, and a time in microseconds.
+
+The tilings are the best of fourteen on an H100 (jax 0.11.2, 2026-11-27).
+"""
+
+from __future__ import annotations
+
+import math
+
+from astitch.graph.ir import DType
+from astitch.tile.narrow_product import NarrowShape, NarrowTiling
+
+HOPPER = 90
+"""The compute capability of the GPUs that the rates are for."""
+
+MOST_ROWS = 64
+"""More rows are a product as libraries have them."""
+
+MOST_PARTS = 16
+"""What follows adds no more."""
+
+BLOCKS_PER_SM = 2
+"""So many blocks keep the memory busy."""
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of an array: offsets are 32 bits wide."""
+
+
+def choose_tiling(shape: NarrowShape) -> NarrowTiling | None:
+    """None where no tiling fits: rows of the weights must be whole words of 16 bytes."""
+    half = 2 if shape.is_packed else 1
+    columns, depth, stages = 64, 64, 4
+    if shape.transposed:
+        unit = shape.depth // half * shape.stored.bytes
+        columns, depth = (128, 64) if shape.is_packed else (64, 128)
+    else:
+        unit = math.gcd(*(n // half * shape.stored.bytes for n in shape.columns))
+        if shape.is_packed:
+            depth, stages = 128, 3
+        elif not shape.weights.is_float:
+            columns = 128
+    if unit % 16:
+        return None
+    if shape.groups > 1:
+        depth = min(depth, shape.depth // shape.groups // (half if shape.transposed else 1))
+        if depth < 16 or depth & (depth - 1):
+            return None
+    if shape.factor is DType.F32 and shape.transposed:
+        depth = min(depth, 64)
+    turned = shape.transposed and shape.weights.is_float
+    return NarrowTiling(columns, depth, 4, stages, turned)
+
+
+def choose_share(shape: NarrowShape, tiling: NarrowTiling, sms: int) -> int:
+    """Elements of the depth that a block adds up, in whole tiles; few enough that there are blocks for all SMs."""
+    half = 2 if shape.is_packed else 1
+    along_columns, step = tiling.columns, tiling.depth
+    if shape.transposed:
+        step *= half
+    else:
+        along_columns *= half
+    blocks = shape.batch * sum(-(-n // along_columns) for n in shape.columns)
+    turns = -(-shape.depth // step)
+    parts = 1
+    while parts < MOST_PARTS and blocks * parts * 1.5 < BLOCKS_PER_SM * sms and turns >= 4 * parts:
+        parts *= 2
+    return -(-turns // parts) * step

@@ -1,0 +1,308 @@
+"""Products of few rows: which become kernels of their own, in which spellings, and what they compute then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+from astitch.device.gpu import Gpu, preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph, NarrowProductAttrs, Node
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.narrow_products import write_narrow_products
+from astitch.rewrite.simplify import simplify
+from tests.hlo_runner import lower
+
+H100 = preset("h100")
+RNG = np.random.default_rng(0)
+DEPTH, COLUMNS, GROUP, LAYERS = 1024, 2048, 128, 2
+GROUPS = DEPTH // GROUP
+BF16 = jnp.bfloat16
+
+
+def normal(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def integers(dtype: Any, *shape: int) -> np.ndarray:
+    low = 0 if np.dtype(dtype) in (np.dtype(np.uint8), np.dtype(ml_dtypes.uint4)) else -7
+    return RNG.integers(low, 8, shape).astype(np.int8).astype(dtype)
+
+
+def rewrite(fn: Callable[..., Any], *arguments: Any, gpu: Gpu = H100) -> tuple[Graph, Graph]:
+    graph = simplify(check_graph(import_hlo(lower(fn, *arguments))))
+    return graph, check_graph(write_narrow_products(graph, gpu))
+
+
+def narrow(graph: Graph) -> list[Node]:
+    return [node for node in graph if isinstance(node.attrs, NarrowProductAttrs)]
+
+
+def attrs_of(node: Node) -> NarrowProductAttrs:
+    assert isinstance(node.attrs, NarrowProductAttrs)
+    return node.attrs
+
+
+def of_layer(x: Any, ws: Any, i: Any) -> Any:
+    return x @ lax.dynamic_index_in_dim(ws, i, keepdims=False)
+
+
+def of_heads(x: Any, ws: Any, i: Any) -> Any:
+    w = lax.dynamic_slice_in_dim(ws, i, 1).reshape(DEPTH, 16, COLUMNS // 16)
+    return jnp.einsum("bd,dhf->bhf", x, w)
+
+
+def transposed(x: Any, ws: Any, i: Any) -> Any:
+    return jnp.einsum(
+        "bk,nk->nb", x, lax.dynamic_index_in_dim(ws.swapaxes(1, 2), i, keepdims=False)
+    )
+
+
+def of_two(x: Any, ws: Any, i: Any) -> Any:
+    w = lax.dynamic_index_in_dim(ws, i, keepdims=False)
+    return x @ jnp.concatenate([w, w], 1)
+
+
+def of_bytes(x: Any, ws: Any, i: Any) -> Any:
+    return x @ lax.dynamic_index_in_dim(ws, i, keepdims=False).astype(x.dtype)
+
+
+LAYERED = {
+    "plain": of_layer,
+    "heads": of_heads,
+    "transposed": transposed,
+    "side by side": of_two,
+}
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("name", LAYERED)
+def test_a_layer_is_read_where_it_lies(name: str, dtype: Any, rows: int) -> None:
+    x, ws = normal(rows, DEPTH, dtype=dtype), normal(LAYERS, DEPTH, COLUMNS, dtype=dtype)
+    for layer in (1, 5):  # beyond the last: bounded
+        arguments = (x, ws, np.int32(layer))
+        graph, changed = rewrite(LAYERED[name], *arguments)
+        (product,) = narrow(changed)
+        assert attrs_of(product).layer
+        assert not any(node.op == "dynamic-slice" for node in changed)
+        compare(graph, changed, arguments)
+
+
+def compare(graph: Graph, changed: Graph, arguments: tuple[Any, ...]) -> None:
+    (want,), (got,) = (run_graph(g, list(arguments)) for g in (graph, changed))
+    assert got.dtype == want.dtype and got.shape == want.shape
+    distance = np.linalg.norm(np.asarray(got, np.float64) - np.asarray(want, np.float64))
+    assert distance <= 2e-2 * np.linalg.norm(np.asarray(want, np.float64))
+
+
+def test_a_layer_of_bytes_is_converted_as_it_is_read() -> None:
+    arguments = (normal(4, DEPTH), integers(np.int8, LAYERS, DEPTH, COLUMNS), np.int32(1))
+    graph, changed = rewrite(of_bytes, *arguments)
+    (product,) = narrow(changed)
+    assert changed[product.operands[1]].dtype.numpy == np.int8
+    compare(graph, changed, arguments)
+
+
+def by_reshape(x: Any, q: Any, s: Any) -> Any:
+    return x @ (q.reshape(GROUPS, GROUP, -1).astype(x.dtype) * s[:, None]).reshape(q.shape)
+
+
+def by_repeat(x: Any, q: Any, s: Any) -> Any:
+    return x @ (jnp.repeat(s, GROUP, axis=0) * q.astype(x.dtype))
+
+
+def with_zeros(x: Any, q: Any, s: Any, z: Any) -> Any:
+    grouped = q.reshape(GROUPS, GROUP, -1).astype(x.dtype)
+    return x @ ((grouped - z[:, None]) * s[:, None]).reshape(q.shape)
+
+
+def in_f32(x: Any, q: Any, s: Any) -> Any:
+    """Scaled in f32, then rounded."""
+    w = q.reshape(GROUPS, GROUP, -1).astype(jnp.float32) * s[:, None].astype(jnp.float32)
+    return x @ w.reshape(q.shape).astype(x.dtype)
+
+
+def columns_first(x: Any, q: Any, s: Any) -> Any:
+    """[columns, depth], and scales [columns, groups]."""
+    w = q.T.reshape(-1, GROUPS, GROUP).astype(x.dtype) * s.T[..., None]
+    return jnp.einsum("bk,nk->bn", x, w.reshape(q.T.shape))
+
+
+GROUPED = {
+    "reshape": by_reshape,
+    "repeat": by_repeat,
+    "zeros": with_zeros,
+    "in f32": in_f32,
+    "columns first": columns_first,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_scaled_as_they_are_added(name: str, dtype: Any) -> None:
+    q = integers(dtype, DEPTH, COLUMNS)
+    beside = [normal(GROUPS, COLUMNS) for _ in range(1 + (name == "zeros"))]
+    arguments = (normal(4, DEPTH), q, *beside)
+    graph, changed = rewrite(GROUPED[name], *arguments)
+    (product,) = narrow(changed)
+    attrs = attrs_of(product)
+    assert attrs.scale and attrs.offset == (name == "zeros")
+    assert changed[product.operands[1]].dtype.numpy == q.dtype
+    compare(graph, changed, arguments)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("name", GROUPED)
+def test_numbers_of_four_bits_are_read_as_bytes(name: str, dtype: Any, rows: int) -> None:
+    """Against NumPy: conversions of such types are XLA's."""
+    fn, given, want = draw_grouped(name, dtype, rows)
+    _, changed = rewrite(fn, *given)
+    assert len(narrow(changed)) == 1
+    (got,) = run_graph(changed, list(given))
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 1e-2 * np.linalg.norm(want)
+
+
+def draw_grouped(
+    name: str, dtype: Any, rows: int
+) -> tuple[Callable[..., Any], tuple[np.ndarray, ...], np.ndarray]:
+    """(function, arguments as they lie in memory, its value in f64)."""
+    x, q, s = normal(rows, DEPTH), integers(dtype, DEPTH, COLUMNS), normal(GROUPS, COLUMNS)
+    numbers = q.astype(np.float64)
+    given: tuple[np.ndarray, ...] = (x, q, s)
+    fn = GROUPED[name]
+    if name == "zeros":
+        given = (*given, normal(GROUPS, COLUMNS))
+        numbers -= np.repeat(given[-1], GROUP, 0).astype(np.float64)
+    if name == "columns first":
+        given = (x, q.T.copy(), s.T.copy())
+
+        def fn(x: Any, q: Any, s: Any) -> Any:
+            return columns_first(x, q.T, s.T)
+
+    return fn, given, x.astype(np.float64) @ (numbers * np.repeat(s, GROUP, 0).astype(np.float64))
+
+
+def in_memory(x: Any, ws: Any, i: Any) -> Any:
+    return x @ ws[0]
+
+
+def computed(x: Any, ws: Any, i: Any) -> Any:
+    return x @ jnp.tanh(lax.dynamic_index_in_dim(ws, i, keepdims=False))
+
+
+def at_highest(x: Any, ws: Any, i: Any) -> Any:
+    w = lax.dynamic_index_in_dim(ws, i, keepdims=False)
+    return jnp.dot(x, w, precision=lax.Precision.HIGHEST)
+
+
+def part_of_a_layer(x: Any, ws: Any, i: Any) -> Any:
+    return x @ lax.dynamic_slice(ws, (i, 0, 7), (1, DEPTH, COLUMNS - 8))[0]
+
+
+LEFT = {
+    "in memory": (in_memory, 4),
+    "computed": (computed, 4),
+    "exact": (at_highest, 4),
+    "a part": (part_of_a_layer, 4),
+    "many rows": (of_layer, 65),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_stays_a_product(name: str) -> None:
+    fn, rows = LEFT[name]
+    arguments = (
+        normal(rows, DEPTH, dtype=np.float32),
+        normal(LAYERS, DEPTH, COLUMNS, dtype=np.float32),
+        np.int32(1),
+    )
+    graph, changed = rewrite(fn, *arguments)
+    assert changed is graph
+
+
+def test_few_numbers_stay_a_product() -> None:
+    arguments = (normal(4, 256), normal(LAYERS, 256, 1024), np.int32(1))
+    graph, changed = rewrite(of_layer, *arguments)
+    assert changed is graph
+
+
+def test_where_nothing_was_measured_all_stays() -> None:
+    arguments = (normal(4, DEPTH), normal(LAYERS, DEPTH, COLUMNS), np.int32(1))
+    graph, changed = rewrite(of_layer, *arguments, gpu=preset("a100"))
+    assert changed is graph
+
+
+def test_bytes_scaled_by_columns_stay_xlas() -> None:
+    """It converts them as it multiplies."""
+
+    def fn(x: Any, q: Any, s: Any) -> Any:
+        return (x @ q.astype(x.dtype)) * s
+
+    q = integers(np.int8, DEPTH, COLUMNS)
+    graph, changed = rewrite(fn, normal(4, DEPTH), q, normal(COLUMNS))
+    assert changed is graph
+
+
+def test_experts_have_a_product_each() -> None:
+    """A batch dimension, of one layer of several."""
+
+    def fn(x: Any, ws: Any, i: Any) -> Any:
+        return jnp.einsum("ebk,ekn->ebn", x, lax.dynamic_index_in_dim(ws, i, keepdims=False))
+
+    arguments = (normal(4, 3, 512), normal(LAYERS, 4, 512, 1024), np.int32(1))
+    graph, changed = rewrite(fn, *arguments)
+    assert len(narrow(changed)) == 1
+    compare(graph, changed, arguments)
+
+
+def exact(*arrays: np.ndarray) -> list[Any]:
+    """In f32, on the processor: exact beside products in TF32."""
+    place = jax.devices("cpu")[0]
+    return [jax.device_put(array.astype(np.float32), place) for array in arrays]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("name", LAYERED)
+def test_layers_of_a_scan_on_a_gpu(name: str, dtype: Any, rows: int) -> None:
+    import astitch
+
+    def fn(x: Any, ws: Any) -> Any:
+        def turn(h: Any, i: Any) -> tuple[Any, Any]:
+            return h, LAYERED[name](h, ws, i)
+
+        return lax.scan(turn, x, jnp.arange(LAYERS))[1]
+
+    x = normal(rows, DEPTH, dtype=dtype)
+    ws = normal(LAYERS, DEPTH, COLUMNS, dtype=dtype)
+    with astitch.enabled():
+        got = jax.jit(lambda x, ws: fn(x, ws))(x, ws)
+    want = np.stack([np.asarray(LAYERED[name](*exact(x, ws), i)) for i in range(LAYERS)])
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 5e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 4, 32])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_on_a_gpu(name: str, dtype: Any, rows: int) -> None:
+    import astitch
+
+    fn, given, want = draw_grouped(name, dtype, rows)
+    with astitch.enabled():
+        got = jax.jit(lambda *arguments: fn(*arguments))(*given)
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 1e-2 * np.linalg.norm(want)

@@ -1,0 +1,97 @@
+"""Products of few rows through XLA's hook: no layer of weights is copied, and values are those of the plain module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+from astitch.hlo.tile_call import TRITON
+from tests.ahead_of_time import compile_ahead, hooked, needs_hook
+from tests.hook_evaluation import put, stitch_through_hook
+
+pytestmark = needs_hook
+
+WIDTH, LAYERS, ROWS, GROUP = 1536, 3, 4, 128
+SHAPE = (LAYERS, WIDTH, WIDTH)
+
+
+def normal(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
+    values = np.random.default_rng(0).standard_normal(shape) / np.sqrt(shape[-1])
+    return values.astype(dtype)
+
+
+def scan(product: Callable[..., Any]) -> Callable[..., Any]:
+    def fn(x: Any, *weights: Any) -> Any:
+        def turn(h: Any, w: Any) -> tuple[Any, None]:
+            return h + jnp.tanh(product(h, *w)), None
+
+        return lax.scan(turn, x, weights)[0]
+
+    return fn
+
+
+def counted(x: Any, ws: Any) -> Any:
+    """By a number, as a loop that is not a scan."""
+    return lax.fori_loop(0, LAYERS, lambda i, h: h + jnp.tanh(h @ ws[i]), x)
+
+
+def of_bytes(h: Any, q: Any, s: Any) -> Any:
+    return (h @ q.astype(h.dtype)) * s
+
+
+def of_groups(h: Any, q: Any, s: Any) -> Any:
+    w = q.reshape(-1, GROUP, WIDTH).astype(h.dtype) * s[:, None]
+    return h @ w.reshape(WIDTH, WIDTH)
+
+
+def sides(h: Any, *weights: Any) -> Any:
+    return sum(h @ w for w in weights)
+
+
+BYTES = np.random.default_rng(1).integers(-7, 8, SHAPE).astype(np.int8)
+SCALES = normal(LAYERS, WIDTH // GROUP, WIDTH)
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "scan": (scan(lambda h, w: h @ w), (normal(*SHAPE),)),
+    "scan of f32": (scan(lambda h, w: h @ w), (normal(*SHAPE, dtype=np.float32),)),
+    "transposed": (scan(lambda h, w: h @ w.T), (normal(*SHAPE),)),
+    "fori_loop": (counted, (normal(*SHAPE),)),
+    "side by side": (scan(sides), (normal(*SHAPE), normal(*SHAPE))),
+    "bytes": (scan(of_bytes), (BYTES, normal(LAYERS, WIDTH))),
+    "groups": (scan(of_groups), (BYTES, SCALES)),
+    "groups of four bits": (scan(of_groups), (BYTES.astype(ml_dtypes.int4), SCALES)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_weights_are_read_where_they_lie(name: str) -> None:
+    fn, weights = PROGRAMS[name]
+    x = normal(ROWS, WIDTH, dtype=weights[0].dtype if name == "scan of f32" else weights[-1].dtype)
+    arguments = put((x, *weights))
+    plain = compile_ahead(fn, *arguments)
+    with hooked() as seen:
+        stitched = compile_ahead(fn, *arguments)
+    assert seen.stitchings and TRITON in stitched.as_text()
+    saved = plain.memory_analysis().temp_size_in_bytes
+    saved -= stitched.memory_analysis().temp_size_in_bytes
+    assert saved >= 0.9 * weights[0][0].size * (0.5 if "four" in name else weights[0].itemsize)
+
+
+@pytest.mark.parametrize("name", ["scan", "fori_loop", "bytes", "groups"])
+def test_values_are_those_of_the_plain_module(name: str) -> None:
+    fn, weights = PROGRAMS[name]
+    x = normal(ROWS, WIDTH)
+    hooked_program = stitch_through_hook(fn, x, *weights)
+    assert hooked_program.kernels
+    (got,) = hooked_program.run([x, *weights])
+    exact = [w.astype(np.float32) for w in weights]
+    want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 2e-2 * np.linalg.norm(want)
