@@ -29,6 +29,7 @@ from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
 from astitch.loops.unroll import unroll_searches
+from astitch.loops.update_stacks import update_stacks
 from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.clamped_masks import ask_clamped
 from astitch.rewrite.convolution_layouts import arrange_convolutions
@@ -201,6 +202,12 @@ def _unroll_searches(graph: Graph, job: Job) -> Graph:
     planner = job.target.loops
     unrolled = unroll_searches(graph, planner.is_kernel if planner else lambda graph, node: False)
     return graph if unrolled is graph else check_graph(unrolled)
+
+
+def _update_stacks(graph: Graph, job: Job) -> Graph:
+    planner = job.target.loops
+    updated = update_stacks(graph, planner.is_kernel if planner else lambda graph, node: False)
+    return graph if updated is graph else simplify(check_graph(updated))
 
 
 def _carry_as_read(graph: Graph, job: Job) -> Graph:
@@ -399,6 +406,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("unroll_searches", _unroll_searches),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
+    _rewrite("update_stacks", _update_stacks, lambda job: job.target.in_xla),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
     _rewrite("expand", _expand),
     _rewrite("take_largest", lambda graph, job: take_largest(graph)),

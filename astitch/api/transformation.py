@@ -181,7 +181,8 @@ class Compiling:
     """One compile of JAX's that XLA may hand a module of to us.
 
     settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
-    off: leave the module as it is.  attention: may it have calls of attention and of products of few rows?  attends: it does.
+    off: leave the module as it is.  attention: may it have calls of attention and of products of few rows?
+    attends: it has such calls.
     called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.

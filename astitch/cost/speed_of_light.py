@@ -90,11 +90,13 @@ def measure_work(graph: Graph, members: Iterable[str]) -> Work:
         node = graph[name]
         size = array_of(node).size
         if not isinstance(node.type, TupleType):
-            if name in wanted or any(user not in inside for user in graph.users[name]):
+            stored = storage_name(graph, name)
+            is_made = (
+                stored.partition("#")[0] in inside
+            )  # else it is a view, and no work for others
+            if is_made and (name in wanted or any(u not in inside for u in graph.users[name])):
                 needed[name] = size
-                stored = storage_name(graph, name)
-                if stored.partition("#")[0] in inside:
-                    written[stored] = storage_type(graph, stored).bytes
+                written[stored] = storage_type(graph, stored).bytes
         count = needed[name]
         per_element = count_flops(node)
         if OPS[node.op].is_reduce:

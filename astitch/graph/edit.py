@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from astitch.errors import IllegalProduct
-from astitch.graph.ir import Node, OpaqueAttrs
+from astitch.graph.ir import Graph, Node, OpaqueAttrs, ParameterAttrs
 from astitch.graph.ops import OPS
 
 
@@ -58,3 +59,17 @@ def is_pure(node: Node) -> bool:
     if isinstance(node.attrs, OpaqueAttrs):
         return not node.attrs.has_effect
     return OPS[node.op].is_pure and all(is_pure(n) for r in node.regions for n in r)
+
+
+def keep_parts(region: Graph, kept: Sequence[int], *, is_state: bool) -> Graph:
+    """A region of a loop that carries only these parts of its state.  is_state: it returns them too."""
+    parameters = tuple(region.parameters[number] for number in kept)
+    nodes = {
+        name: node
+        for name, node in region.nodes.items()
+        if not node.is_parameter or name in parameters
+    }
+    for place, name in enumerate(parameters):
+        nodes[name] = replace(nodes[name], attrs=ParameterAttrs(place))
+    outputs = tuple(region.outputs[n] for n in kept) if is_state else region.outputs
+    return replace(region, nodes=nodes, parameters=parameters, outputs=outputs)

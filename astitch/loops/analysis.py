@@ -368,7 +368,8 @@ def find_integers(body: Graph, given: Mapping[str, Affine], trips: int) -> dict[
             if len(told) == 1 and direction not in ("EQ", "NE"):
                 truths[node.name] = told.pop()
             continue
-        value = _apply(node, values)
+        bound = _BOUNDS.get(node.op)
+        value = bound(*values, last) if bound else _apply(node, values)
         if value is None:
             continue
         if all(_fits(node.type, value.at(t)) for t in (0, last)):
@@ -392,6 +393,13 @@ def _multiply(a: Affine, b: Affine) -> Affine | None:
     return Affine(a.scale * b.offset + a.offset * b.scale, a.offset * b.offset)
 
 
+def _clamp(low: Affine, x: Affine, high: Affine, last: int) -> Affine | None:
+    """x, where it lies within its bounds in the first turn and in the last one: all three are straight lines."""
+    is_within = all(low.at(t) <= x.at(t) <= high.at(t) for t in (0, last))
+    return x if is_within else None
+
+
+_BOUNDS: Mapping[str, Callable[..., Affine | None]] = {"clamp": _clamp}
 _AFFINE: Mapping[str, Callable[..., Affine | None]] = {
     "add": lambda a, b: Affine(a.scale + b.scale, a.offset + b.offset),
     "subtract": lambda a, b: Affine(a.scale - b.scale, a.offset - b.offset),

@@ -103,7 +103,7 @@ def range_of_type(dtype: DType) -> Range:
 
 def find_range(draft: Draft, name: str) -> Range:
     """What an integer or truth value lies between.  The draft keeps what was found."""
-    pending = [name]
+    pending = [] if name in draft.ranges else [name]
     while pending:
         node = draft[pending[-1]]
         waiting = [o for o in _list_read(node) if o not in draft.ranges]

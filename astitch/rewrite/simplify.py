@@ -60,7 +60,7 @@ from astitch.rewrite.movement_rules import (
     start_iota_at_index,
     tighten_slice,
 )
-from astitch.rewrite.ranges import decide_by_range, drop_wide_bounds
+from astitch.rewrite.ranges import Range, decide_by_range, drop_wide_bounds
 from astitch.rewrite.reduction_rules import (
     absorb_merged_transpose_into_dot,
     absorb_reverse_into_convolution,
@@ -73,28 +73,34 @@ from astitch.rewrite.reduction_rules import (
 )
 
 
-def simplify(graph: Graph, log: Log | None = None) -> Graph:
+def simplify(
+    graph: Graph, log: Log | None = None, ranges: Mapping[str, Range] | None = None
+) -> Graph:
     """The same function of the same parameters with fewer and simpler nodes.
 
     Parameters stay, dead ones too; so do the number and order of outputs, and the name, op_name
     and source of every node that survives.  Regions are simplified as well.  Applying it again
     changes nothing.  `log` hears of every rule that fires, in regions too.
+    ranges: what integer parameters lie between, where the caller knows more than their types say.
     """
-    return _simplify_graph(graph, log or _ignore, {})
+    return _simplify_graph(graph, log or _ignore, {}, ranges or {})
 
 
 def _ignore(rule: str, node: str) -> None:
     """The log of a caller who does not want one."""
 
 
-def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
+def _simplify_graph(
+    graph: Graph, log: Log, regions: dict[int, Graph], ranges: Mapping[str, Range]
+) -> Graph:
     """`regions`: id of a region of the source graph -> its simplified form."""
     draft = start_draft(graph, log)
+    draft.ranges.update(ranges)
     values: dict[str, str] = {}
     for node in graph:
         for region in node.regions:
             if id(region) not in regions:
-                regions[id(region)] = _simplify_graph(region, log, regions)
+                regions[id(region)] = _simplify_graph(region, log, regions, {})
         operands = tuple(values[o] for o in node.operands)
         node_regions = tuple(regions[id(r)] for r in node.regions)
         if operands != node.operands or node_regions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.graph.edit import free_name
+from astitch.graph.edit import free_name, keep_parts
 from astitch.graph.ir import (
     ConstantAttrs,
     DType,
@@ -78,7 +78,7 @@ def _sink(graph: Graph, node: Node) -> tuple[Node, dict[int, int]]:
     kept = [number for number in range(len(node.operands)) if number not in dropped]
     if not dropped or len(kept) < 2 or not isinstance(node.type, TupleType):
         return node, {}
-    regions = (_keep(condition, kept, is_state=False), _keep(body, kept, is_state=True))
+    regions = (keep_parts(condition, kept, is_state=False), keep_parts(body, kept, is_state=True))
     type_ = TupleType(tuple(node.type.elements[number] for number in kept))
     operands = tuple(node.operands[number] for number in kept)
     made = replace(node, type=type_, operands=operands, regions=regions)
@@ -187,17 +187,3 @@ def _add_to(body: Graph, sunk: Mapping[int, _Cone], places: Mapping[str, str]) -
         if not node.is_parameter:
             nodes[node.name] = node.read(tuple(renamed.get(o, o) for o in node.operands))
     return replace(body, nodes=nodes)
-
-
-def _keep(region: Graph, kept: list[int], *, is_state: bool) -> Graph:
-    """A region of a loop that carries only these parts of its state.  is_state: it returns them too."""
-    parameters = tuple(region.parameters[number] for number in kept)
-    nodes = {
-        name: node
-        for name, node in region.nodes.items()
-        if not node.is_parameter or name in parameters
-    }
-    for place, name in enumerate(parameters):
-        nodes[name] = replace(nodes[name], attrs=ParameterAttrs(place))
-    outputs = tuple(region.outputs[n] for n in kept) if is_state else region.outputs
-    return replace(region, nodes=nodes, parameters=parameters, outputs=outputs)

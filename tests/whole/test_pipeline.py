@@ -69,6 +69,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "pad_convolutions",
         "split_products",
         "unpack_words",
+        "update_stacks",
     }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {
