@@ -223,6 +223,10 @@ class _Classes:
                 raise _Refused(f"%{name} has two dimensions of rows or of columns")
             if isinstance(body[name].attrs, DimensionAttrs) and Axis.SMALL in axes:
                 raise _Refused(f"%{name} joins small columns")
+            if isinstance(body[name].attrs, SliceAttrs):
+                source = of.get(body[name].operands[0], axes)
+                if (Axis.SMALL, Axis.ONE) in zip(source, axes, strict=True):
+                    raise _Refused(f"%{name} takes one of small columns")
             for axis, extent in zip(axes, body[name].shape, strict=True):
                 if axis is Axis.ROW:
                     if rows not in (1, extent):

@@ -183,9 +183,9 @@ class Resolver:
                 case SliceAttrs(starts) if is_shift(self.axes, node):
                     return Part(name, number, small)
                 case SliceAttrs(starts):
-                    column = self.axes.dimension(name, Axis.COLUMN)
+                    # A single column of several has no dimension of columns itself.
                     source = self.axes.dimension(node.operands[0], Axis.COLUMN)
-                    if column is not None and source is not None:
+                    if source is not None:
                         number += starts[source] // self.axes.units
                     name = node.operands[0]
                 case DimensionAttrs():

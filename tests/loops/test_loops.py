@@ -296,6 +296,27 @@ def summed(x: Any, c: Any) -> Any:
     return lax.scan(turn, (c, jnp.float32(1), jnp.ones(x.shape[-1])), x)[0]
 
 
+def rotating(x: Any, c: Any) -> Any:
+    """Columns one by one."""
+
+    def turn(c: Any, x: Any) -> Any:
+        one, other = c[:, :1], c[:, 1:]
+        c = jnp.concatenate([jnp.sin(one) + other, 0.5 * one], 1) + x
+        return c, c
+
+    return lax.scan(turn, c, x)
+
+
+def led(w: Any, x: Any, h: Any) -> Any:
+    """One column of a product that all others read."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ w + x)
+        return h + h[:, 3:4], h[:, 2]
+
+    return lax.scan(turn, h, x)
+
+
 def unread_elements(x: Any, h: Any) -> Any:
     """States of other shapes that no turn reads."""
 
@@ -331,6 +352,8 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "weighted": (weighted, weighted_arguments()),
     "neurons": (neurons, (normal(6, 2, 33) + 1,)),
     "gated": (gated, (normal(6, 2, 3, 10), normal(6, 2, 3), normal(2, 3, 5))),
+    "rotating": (rotating, (normal(5, 9, 2), normal(9, 2))),
+    "led": (led, (normal(6, 6) / 3, normal(5, 9, 6), normal(9, 6))),
     "unread_elements": (unread_elements, (normal(5, 2, 3, 5), normal(2, 3, 5))),
     "counted": (lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.sin(x) * i, x), (normal(5, 7),)),
 }
@@ -581,6 +604,20 @@ def test_a_loop_from_which_nothing_leaves_stays() -> None:
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
     assert_computes(name, check=True)
+
+
+def test_one_of_small_columns_is_no_kernels_to_read() -> None:
+    """The lanes of a warp have a small column each; no other reads it."""
+
+    def turn(alpha: Any, x: Any) -> Any:
+        alpha = x + alpha / alpha.max(1, keepdims=True) + alpha[:, 2:3]
+        return alpha, alpha
+
+    graph = read(lambda x, alpha: lax.scan(turn, alpha, x), (normal(6, 3, 24), normal(3, 24)))
+    (node,) = loops_of(graph)
+    refused = LoopPlanner(H100).plan(graph, node)
+    assert isinstance(refused, LoopRefusal)
+    assert "takes one of small columns" in refused.reason
 
 
 @pytest.mark.parametrize("name", HOISTED)
