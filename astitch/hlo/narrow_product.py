@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from astitch.errors import IllegalProduct
 from astitch.graph.ir import ArrayType, NarrowProductAttrs, Node
-from astitch.graph.ops.narrow_product import measure, split_operands
+from astitch.graph.ops.narrow_product import find_type_of_scales, measure, split_operands
 from astitch.hlo.tile_call import render_tile_call
 from astitch.tile.narrow_product import NarrowShape, write_narrow_product
 from astitch.tile.narrow_rates import choose_tiling
@@ -42,6 +42,7 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> NarrowShape:
         transposed=a.transposed,
         offset=a.offset,
         scale=a.scale,
+        scales=find_type_of_scales(given),
         scales_transposed=a.scales_transposed,
         layer=a.layer,
     )

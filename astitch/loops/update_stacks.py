@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from astitch.graph.edit import free_name, keep_parts, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -67,10 +69,10 @@ def _change_loop(
         node = replace(node, regions=(condition, inner))
     node, numbers = _join_stacks(graph, node)
     condition, body = node.regions
-    integers = _find_integers(graph, node)
+    trips, integers = _find_integers(graph, node)
     changed = body
     for name in body.outputs:
-        changed = _update_in_place(changed, name, integers)
+        changed = _update_in_place(changed, name, integers, trips)
     if changed is not body:
         node = replace(node, regions=(condition, changed))
     return node, numbers
@@ -90,14 +92,15 @@ def _simplify_body(graph: Graph, node: Node, body: Graph) -> Graph:
     return body if simpler.key == body.key else simpler
 
 
-def _find_integers(graph: Graph, node: Node) -> Mapping[str, Affine]:
-    """The integers of a loop's body that the turn decides."""
+def _find_integers(graph: Graph, node: Node) -> tuple[int, Mapping[str, Affine]]:
+    """(turns of a loop, the integers of its body that the turn decides); nothing where its turns are not known."""
     turns = count_turns(graph, node)
     if turns is None:
-        return {}
+        return 0, {}
     trips, counters = turns
     body = node.regions[1]
-    return find_integers(body, {body.parameters[i]: c for i, c in counters.items()}, trips)
+    given = {body.parameters[number]: counter for number, counter in counters.items()}
+    return trips, find_integers(body, given, trips)
 
 
 # ---- two stacks as one
@@ -105,14 +108,12 @@ def _find_integers(graph: Graph, node: Node) -> Mapping[str, Affine]:
 
 def _join_stacks(graph: Graph, node: Node) -> tuple[Node, Mapping[int, int]]:
     """The loop with each stack that it writes in the memory of the stack whose slices it updates."""
-    turns = count_turns(graph, node)
     projected = all(
         isinstance(graph[u].attrs, GetTupleElementAttrs) for u in graph.users[node.name]
     )
-    if turns is None or not projected or node.name in graph.outputs:
+    if not projected or node.name in graph.outputs:
         return node, {}
-    integers = _find_integers(graph, node)
-    pairs = dict(_find_pairs(graph, node, turns[0], integers))
+    pairs = dict(_find_pairs(graph, node, *_find_integers(graph, node)))
     if not pairs or not isinstance(node.type, TupleType):
         return node, {}
     condition, body = node.regions
@@ -149,6 +150,8 @@ def _find_pairs(
         chain = _find_chain(body, output, body.parameters[written], integers)
         if chain is None or body.users[body.parameters[written]] != (output,):
             continue
+        if body.users[output]:
+            continue  # slices that are not written yet would be those of the other stack
         if condition.users[condition.parameters[written]] or body.outputs.count(output) > 1:
             continue
         source = chain.slice.operands[0]
@@ -288,7 +291,7 @@ def _find_sliced(
     return found[0] if len(found) == 1 else None
 
 
-def _update_in_place(body: Graph, output: str, integers: Mapping[str, Affine]) -> Graph:
+def _update_in_place(body: Graph, output: str, integers: Mapping[str, Affine], trips: int) -> Graph:
     """The body with updates of a slice as updates of its stack; the same where there are none."""
     written = body[output]
     if not _is_update(written):
@@ -302,14 +305,33 @@ def _update_in_place(body: Graph, output: str, integers: Mapping[str, Affine]) -
         return body  # it would be read behind the update: XLA copies it before
     sliced = _find_sliced(body, written, chain.slice, integers)
     assert sliced is not None
-    if any(map(_is_scatter, chain.updates)) and not _is_inside(body, written, sliced, integers):
-        return body
+    index = integers.get(written.operands[2 + sliced])
+    is_inside = index is not None and _is_inside(index, trips, written.shape[sliced])
+    for update in chain.updates:
+        if _is_scatter(update):
+            places = body[update.operands[1]].dtype
+            if not is_inside or not _holds(places, written.shape[sliced] - 1):
+                return body
+        elif _type_starts(body, update, chain.slice) is None:
+            return body
     return _Place(body, written, chain, sliced).put()
 
 
-def _is_inside(body: Graph, written: Node, sliced: int, integers: Mapping[str, Affine]) -> bool:
-    """Is the place of the slice within its stack?  Scatters drop what is outside, slices are moved."""
-    return written.operands[2 + sliced] in integers
+def _is_inside(index: Affine, trips: int, extent: int) -> bool:
+    """Is a slice within its stack in each turn?  Scatters drop what is outside, slices are moved."""
+    return all(0 <= index.at(turn) < extent for turn in (0, trips - 1))
+
+
+def _holds(dtype: DType, number: int) -> bool:
+    return number <= int(np.iinfo(dtype.numpy).max)
+
+
+def _type_starts(body: Graph, update: Node, slice_: Node) -> DType | None:
+    """The type for the starts of both: one of theirs that holds all numbers of the other; None where neither does."""
+    one, other = (body[name].dtype for name in (slice_.operands[1], update.operands[2]))
+    if np.can_cast(other.numpy, one.numpy):
+        return one
+    return other if np.can_cast(one.numpy, other.numpy) else None
 
 
 class _Place:
@@ -374,7 +396,8 @@ class _Place:
             if extent > 1:
                 inner = next(own)
                 shape[d], where[d] = part.shape[inner], starts[inner]
-        dtype = self.nodes[sliced.operands[1]].dtype
+        dtype = _type_starts(self.body, update, sliced)
+        assert dtype is not None
         where = [self._convert(start, dtype) for start in where]
         value = self._reshape(value, shape)
         self.nodes[name] = replace(self.written, name=name, operands=(stack, value, *where))

@@ -7,15 +7,17 @@ type that they have (tile/narrow_product.py).  Where XLA reads them so too, its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NarrowProductAttrs, Node
 from astitch.graph.matmul import free_dimensions
-from astitch.graph.ops.narrow_product import FACTORS, INTEGERS, PACKED
-from astitch.rewrite.draft import Draft, Log
+from astitch.graph.ops.narrow_product import FACTORS, INTEGERS
+from astitch.rewrite.draft import Draft, Log, ascends
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.product_weights import (
     BATCH,
@@ -138,6 +140,8 @@ def _tell_sides(graph: Graph, node: Node) -> _Sides | None:
         return None
     side = int(arrays[1].size > arrays[0].size)
     batches = (a.lhs_batch, a.rhs_batch)
+    if not ascends(batches[side]):
+        return None
     pairs = sorted(zip(*_turn(side, a.lhs_contracting, a.rhs_contracting), strict=True))
     labels = [COLUMN] * arrays[side].rank
     for d, _ in pairs:
@@ -171,8 +175,10 @@ def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | N
     if kinds or kind is None or factor not in FACTORS:
         return None
     dtype = kind.dtype
-    if dtype not in INTEGERS and (dtype is not factor or kind.scaled or kind.shifted):
+    if dtype not in INTEGERS and (dtype is not factor or kind.scales or kind.offsets):
         return None
+    if kind.offsets not in (None, factor):
+        return None  # they would be rounded to the type of x before they are subtracted
     layers = kind.layer.count if kind.layer else 1
     if layers * batch * depth * max(weights.columns) > MOST_ELEMENTS:
         return None
@@ -185,10 +191,11 @@ def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | N
         rows=sides.rows,
         depth=depth,
         columns=weights.columns,
+        scales=factor if kind.scales in (None, factor) else DType.F32,
         groups=kind.groups,
         transposed=kind.transposed,
-        offset=kind.shifted,
-        scale=kind.scaled,
+        offset=kind.offsets is not None,
+        scale=kind.scales is not None,
         scales_transposed=kind.scales_transposed,
         layer=kind.layer is not None,
     )
@@ -196,15 +203,15 @@ def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | N
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What matrices side by side must have in common."""
+    """What matrices side by side must have in common.  scales, offsets: their types, None where there are none."""
 
     dtype: DType
     layer: Layer | None
     transposed: bool
     groups: int
     scales_transposed: bool
-    scaled: bool
-    shifted: bool
+    scales: DType | None
+    offsets: DType | None
 
 
 def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _Kind | None:
@@ -225,8 +232,8 @@ def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _K
         matrix.weights.layer,
         merged != orders[0],
         *grouping,
-        matrix.scales is not None,
-        matrix.offsets is not None,
+        matrix.scales.dtype if matrix.scales else None,
+        matrix.offsets.dtype if matrix.offsets else None,
     )
 
 
@@ -261,9 +268,9 @@ class _Place:
 
     def put(self) -> str:
         s, matrices = self.found.shape, self.found.weights.matrices
-        operands = [self._put_x(), *self._put_all([m.weights for m in matrices])]
-        operands += self._put_all([m.offsets for m in matrices if m.offsets])
-        operands += self._put_all([m.scales for m in matrices if m.scales])
+        operands = [self._put_x(), *self._put_weights()]
+        operands += self._put_beside([m.offsets for m in matrices if m.offsets], s.factor)
+        operands += self._put_beside([m.scales for m in matrices if m.scales], s.scales)
         if self.found.layer is not None:
             operands.append(self._put_layer(self.found.layer))
         attrs = NarrowProductAttrs(
@@ -276,7 +283,7 @@ class _Place:
             s.scales_transposed,
             s.layer,
         )
-        dtype = s.factor if s.parts == 1 else DType.F32
+        dtype = self.ops.origin.dtype if s.parts == 1 else DType.F32
         extents = (s.parts, s.batch, s.rows, sum(s.columns))
         whole = self.ops.add("narrow-product", dtype, extents, tuple(operands), attrs)
         return self._put_result(whole)
@@ -290,30 +297,40 @@ class _Place:
         halves = ops.reshape(x, (s.batch, s.rows, s.depth // 2, 2))
         return ops.transpose(halves, (3, 0, 1, 2))
 
-    def _put_all(self, arrays: Sequence[Stored]) -> list[str]:
-        return [
-            self._put_array(stored, columns)
-            for stored, columns in zip(arrays, self.found.weights.columns, strict=False)
-        ]
-
-    def _put_array(self, stored: Stored, columns: int) -> str:
-        """Weights, scales or offsets of one matrix, of numbers of four bits the bytes."""
+    def _put_weights(self) -> Iterator[str]:
+        """Of each matrix; of numbers of four bits the bytes."""
         s, ops = self.found.shape, self.ops
-        is_weights = stored.dtype is s.weights
-        along, turned = (s.depth, s.transposed) if is_weights else (s.groups, s.scales_transposed)
-        inner = (columns, along) if turned else (along, columns)
-        shape = (s.layers, s.batch, *inner)
-        value = self.values[stored.name]
-        if stored.dtype not in PACKED:
-            return ops.convert(ops.reshape(value, shape), stored.dtype if is_weights else s.factor)
-        *outer, last = shape
-        pairs = ops.reshape(value, (*outer, last // 2, 2))
-        return ops.add("bitcast-convert", s.stored, (*outer, last // 2), (pairs,))
+        for matrix, columns in zip(self.found.weights.matrices, s.columns, strict=True):
+            value = self.values[matrix.weights.name]
+            inner = (columns, s.depth) if s.transposed else (s.depth, columns)
+            *outer, last = (s.layers, s.batch, *inner)
+            if s.is_packed:
+                pairs = ops.reshape(value, (*outer, last // 2, 2))
+                yield ops.add("bitcast-convert", s.stored, (*outer, last // 2), (pairs,))
+            else:
+                yield ops.reshape(value, (*outer, last))
+
+    def _put_beside(self, arrays: Sequence[Stored], dtype: DType) -> list[str]:
+        """Scales or offsets of each matrix, in this type."""
+        s, ops = self.found.shape, self.ops
+        placed = []
+        for stored, columns in zip(arrays, s.columns, strict=False):
+            inner = (columns, s.groups) if s.scales_transposed else (s.groups, columns)
+            whole = ops.reshape(self.values[stored.name], (s.layers, s.batch, *inner))
+            placed.append(ops.convert(whole, dtype))
+        return placed
 
     def _put_layer(self, layer: Layer) -> str:
-        if isinstance(layer.number, str):
-            return self.ops.convert(self.values[layer.number], DType.S32)
-        return self.ops.splat(layer.number, DType.S32, ())
+        """Bounded before it is converted, where its type holds more than 32 bits with a sign."""
+        ops = self.ops
+        if not isinstance(layer.number, str):
+            return ops.splat(layer.number, DType.S32, ())
+        number = self.values[layer.number]
+        dtype = ops.draft[number].dtype
+        if not np.can_cast(dtype.numpy, np.int32):
+            ends = [ops.splat(end, dtype, ()) for end in (0, layer.count - 1)]
+            number = ops.add("clamp", dtype, (), (ends[0], number, ends[1]))
+        return ops.convert(number, DType.S32)
 
     def _put_result(self, whole: str) -> str:
         """The sum of the parts, in the order of the product's dimensions."""

@@ -28,6 +28,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops.narrow_product import FACTORS
 from astitch.rewrite.movement_rules import group_dimensions
 
 BATCH, DEPTH, COLUMN = "batch", "depth", "column"
@@ -164,7 +165,7 @@ def _step(graph: Graph, node: Node, parts: Parts) -> Parts | None:
         return None
     if row.is_view and not row.is_bitcast:
         return _reshape(node.shape, parts, before)
-    return parts if row.is_conversion and node.dtype.is_float else None
+    return parts if row.is_conversion and node.dtype in FACTORS else None
 
 
 def _reshape(shape: Sequence[int], parts: Parts, before: Sequence[int]) -> Parts | None:

@@ -23,6 +23,7 @@ class NarrowShape:
     """A narrow product.  Extents and flags: see NarrowProductAttrs and the operands in graph/ops/narrow_product.py.
 
     factor: the type of x.  weights: of the numbers; those of four bits lie in bytes.  result: of the parts.
+    scales: of the scales, that of x or f32.
     columns: of each matrix.
     """
 
@@ -34,6 +35,7 @@ class NarrowShape:
     rows: int
     depth: int
     columns: tuple[int, ...]
+    scales: DType
     groups: int = 1
     share: int = 0
     transposed: bool = False
@@ -100,12 +102,12 @@ class _Writer:
         whole = s.layers * s.batch
         half = 2 if s.is_packed else 1
         weights = [Parameter(s.stored, whole * s.depth * n // half) for n in s.columns]
-        scales = [Parameter(s.factor, whole * s.groups * n) for n in s.columns]
+        beside = [whole * s.groups * n for n in s.columns]
         return (
             Parameter(s.factor, s.batch * s.rows * s.depth),
             *weights,
-            *(scales if s.offset else ()),
-            *(scales if s.scale else ()),
+            *(Parameter(s.factor, size) for size in beside if s.offset),
+            *(Parameter(s.scales, size) for size in beside if s.scale),
             *((Parameter(DType.S32, 1),) if s.layer else ()),
             Parameter(s.result, s.parts * s.batch * s.rows * sum(s.columns)),
         )
@@ -324,20 +326,23 @@ class _Block:
         return b.convert(number, factor)
 
     def _subtract(self, weights: Tile, columns: Tile, k: Tile) -> Tile:
-        if not self.shape.offset:
+        s = self.shape
+        if not s.offset:
             return weights
-        offsets = self._read_scales(1, columns, k)
-        return weights - (offsets.column() if self.shape.transposed else offsets.row())
+        offsets = self._read_beside(1, s.factor, columns, k)
+        difference = weights - (offsets.column() if s.transposed else offsets.row())
+        return self.b.round_to_tf32(difference) if s.factor is DType.F32 else difference
 
     def _scale(self, total: Tile, before: Tile, columns: Tile, k: Tile) -> Tile:
         """before + total * scale; before: the sum without it, where there are no scales it is in total."""
-        if not self.shape.scale:
+        s = self.shape
+        if not s.scale:
             return total
-        scales = self.b.convert(self._read_scales(2, columns, k), DType.F32)
+        scales = self.b.convert(self._read_beside(2, s.scales, columns, k), DType.F32)
         return before + total * (scales.column() if self.tiling.turned else scales.row())
 
-    def _read_scales(self, which: int, columns: Tile, k: Tile) -> Tile:
-        """[columns], of the group of k."""
+    def _read_beside(self, which: int, dtype: DType, columns: Tile, k: Tile) -> Tile:
+        """The offsets (1) or the scales (2) of the group of k: [columns]."""
         s = self.shape
         group = k / (s.depth // s.groups)
         start = self.layer * s.batch + self.batch
@@ -348,4 +353,4 @@ class _Block:
         half = 1 + self.writer._halves_columns
         ragged = any(n % (self.tiling.columns * half) for n in s.columns)
         mask = columns < self.width if ragged else None
-        return self._load(which, s.factor, offsets, mask)
+        return self._load(which, dtype, offsets, mask)

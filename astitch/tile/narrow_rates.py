@@ -22,6 +22,9 @@ MOST_PARTS = 16
 BLOCKS_PER_SM = 2
 """So many blocks keep the memory busy."""
 
+LEAST_DEPTH = 16
+"""Of a tile: products on tensor cores have no less."""
+
 MOST_ELEMENTS = 2**31 - 1
 """Of an array: offsets are 32 bits wide."""
 
@@ -39,11 +42,13 @@ def choose_tiling(shape: NarrowShape) -> NarrowTiling | None:
             depth, stages = 128, 3
         elif not shape.weights.is_float:
             columns = 128
-    if unit % 16:
+    packed = (shape.depth,) if shape.transposed else shape.columns
+    if unit % 16 or any(n % half for n in packed):
         return None
     if shape.groups > 1:
-        depth = min(depth, shape.depth // shape.groups // (half if shape.transposed else 1))
-        if depth < 16 or depth & (depth - 1):
+        # A tile lies in one group.
+        depth = math.gcd(depth, shape.depth // shape.groups // (half if shape.transposed else 1))
+        if depth < LEAST_DEPTH:
             return None
     if shape.factor is DType.F32 and shape.transposed:
         depth = min(depth, 64)

@@ -167,6 +167,83 @@ ONE = {
 OTHERS = {"nested": nested, "scatter": of_scatter}
 
 
+def read_as_written(x: Any, cache: Any, place: Any) -> Any:
+    """The stack that is written is read whole: slices that are not written yet are zeros."""
+
+    def turn(i: Any, state: Any) -> Any:
+        x, cache, other = state
+        new = lax.dynamic_update_slice(
+            lax.dynamic_index_in_dim(cache, i, keepdims=False), row(x, place), (0, place, 0)
+        )
+        other = lax.dynamic_update_index_in_dim(other, new, i, 0)
+        return x + other.sum((0, 2)), cache, other
+
+    return lax.fori_loop(0, LAYERS, turn, (x, cache, jnp.zeros_like(cache)))[::2]
+
+
+def beyond_the_last(x: Any, cache: Any, place: Any) -> Any:
+    """The last slice again: where scatters would drop their rows."""
+
+    def turn(i: Any, state: Any) -> Any:
+        x, cache = state
+        old = lax.dynamic_slice_in_dim(cache, i, 1)
+        new = old[0].at[jnp.arange(BATCH), place].set(row(x, place)[:, 0])
+        return attend(x, new), lax.dynamic_update_slice_in_dim(cache, new[None], i, 0)
+
+    return lax.fori_loop(2, LAYERS + 2, turn, (x, cache))
+
+
+def of_places(dtype: Any, of_layers: Any) -> Callable[..., Any]:
+    def fn(x: Any, cache: Any, place: Any) -> Any:
+        place = place.astype(dtype) - np.asarray(15, dtype)  # without a sign, huge
+
+        def turn(i: Any, state: Any) -> Any:
+            x, cache = state
+            i = i.astype(of_layers)
+            zero = np.zeros((), dtype)
+            old = lax.dynamic_slice_in_dim(cache, i, 1)
+            new = lax.dynamic_update_slice(old, row(x, 1.0)[None], (zero, zero, place, zero))
+            return attend(x, new[0]), lax.dynamic_update_slice_in_dim(cache, new, i, 0)
+
+        return lax.fori_loop(0, LAYERS, turn, (x, cache))
+
+    return fn
+
+
+def of_few_bits(x: Any, cache: Any, place: Any) -> Any:
+    """More layers than the type of the places has numbers."""
+    layers = jnp.tile(cache[:, 0], (75, 1, 1))
+    numbers = lax.ScatterDimensionNumbers((0,), (0,), (0,))
+
+    def turn(i: Any, state: Any) -> Any:
+        x, layers = state
+        old = lax.dynamic_index_in_dim(layers, i, keepdims=False)
+        new = lax.scatter(old, place.astype(np.uint8)[None], jnp.tanh(x[0]), numbers)
+        return x + new.sum() / 1e3, lax.dynamic_update_index_in_dim(layers, new, i, 0)
+
+    return lax.fori_loop(0, layers.shape[0], turn, (x, layers))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        read_as_written,
+        beyond_the_last,
+        of_places(np.uint32, np.int32),
+        of_places(np.int32, np.uint32),
+        of_places(np.int8, np.int16),
+        of_places(np.int16, np.int8),
+        of_few_bits,
+    ],
+    ids=["read", "beyond", "u32 in s32", "s32 in u32", "s8 in s16", "s16 in s8", "few bits"],
+)
+def test_what_would_be_other_places(fn: Callable[..., Any]) -> None:
+    arguments = (normal(BATCH, SIZE), normal(*CACHE), np.int32(4))
+    graph, changed = rewrite(fn, *arguments)
+    for want, got in zip(*(run_graph(g, list(arguments)) for g in (graph, changed)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("place", [0, 4, WORDS + 3])  # beyond the end: bounded
 @pytest.mark.parametrize("name", [*ONE, *OTHERS])
 def test_values_are_the_same(name: str, place: int) -> None:

@@ -266,6 +266,78 @@ def test_experts_have_a_product_each() -> None:
     compare(graph, changed, arguments)
 
 
+def multiply_layer(x: Any, ws: Any, i: Any) -> Any:
+    """Batch dimensions in another order in the weights."""
+    w = lax.dynamic_index_in_dim(ws, i, keepdims=False)
+    return lax.dot_general(x, w, (((3,), (2,)), ((0, 1), (1, 0))))
+
+
+def test_batch_dimensions_in_another_order() -> None:
+    arguments = (normal(2, 2, 3, 512), normal(LAYERS, 2, 2, 512, 1024), np.int32(1))
+    compare(*rewrite(multiply_layer, *arguments), arguments)
+
+
+@pytest.mark.parametrize("layer", [np.uint32(3_000_000_000), np.int64(-(2**40)), np.int64(2**40)])
+def test_numbers_of_layers_are_bounded_in_their_type(layer: Any) -> None:
+    with jax.enable_x64(layer.dtype == np.int64):
+        arguments = (normal(1, DEPTH), normal(LAYERS, DEPTH, COLUMNS), layer)
+        graph, changed = rewrite(of_layer, *arguments)
+    assert narrow(changed)
+    compare(graph, changed, arguments)
+
+
+def test_results_in_f32_are_not_rounded() -> None:
+    """Neither those of one part: as many columns have blocks for all SMs."""
+
+    def fn(x: Any, ws: Any, i: Any) -> Any:
+        w = lax.dynamic_index_in_dim(ws, i, keepdims=False)
+        return jnp.dot(x, w, preferred_element_type=jnp.float32)
+
+    arguments = (normal(1, 256), normal(LAYERS, 256, 16384), np.int32(1))
+    graph, changed = rewrite(fn, *arguments)
+    (product,) = narrow(changed)
+    assert product.shape[0] == 1 and product.dtype.numpy == np.float32
+    (want,), (got,) = (run_graph(g, list(arguments)) for g in (graph, changed))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 1e-6])
+def test_scales_in_f32_are_not_rounded(size: float) -> None:
+    """In f16 small ones would be none."""
+
+    def fn(x: Any, q: Any, s: Any) -> Any:
+        w = q.reshape(GROUPS, GROUP, -1).astype(jnp.float32) * s[:, None]
+        return x @ w.reshape(q.shape).astype(x.dtype)
+
+    scales = (size * RNG.random((GROUPS, COLUMNS))).astype(np.float32)
+    x, q = normal(4, DEPTH, dtype=np.float16), integers(np.int8, DEPTH, COLUMNS)
+    _, changed = rewrite(fn, x, q, scales)
+    assert narrow(changed)
+    (got,) = run_graph(changed, [x, q, scales])
+    weights = q.astype(np.float64) * np.repeat(scales, GROUP, 0)
+    want = (x.astype(np.float64) @ weights).astype(np.float16).astype(np.float64)
+    assert np.linalg.norm(np.asarray(got, np.float64) - want) <= 1e-3 * np.linalg.norm(want)
+
+
+def rounded_to_bytes(x: Any, ws: Any, i: Any) -> Any:
+    w = lax.dynamic_index_in_dim(ws, i, keepdims=False)
+    return x @ w.astype(jnp.float8_e4m3fn).astype(x.dtype)
+
+
+def with_exact_zeros(x: Any, ws: Any, i: Any) -> Any:
+    """Offsets of more bits than x: 128.3 is 128 in bf16."""
+    q = lax.dynamic_index_in_dim(ws, i, keepdims=False).astype(jnp.int8)
+    zeros = jnp.full((GROUPS, 1, COLUMNS), 128.3) * i.astype(jnp.float32)
+    w = q.reshape(GROUPS, GROUP, COLUMNS).astype(jnp.float32) - zeros
+    return x @ w.reshape(q.shape).astype(x.dtype)
+
+
+@pytest.mark.parametrize("fn", [rounded_to_bytes, with_exact_zeros])
+def test_what_would_be_other_numbers_stays(fn: Callable[..., Any]) -> None:
+    graph, changed = rewrite(fn, normal(4, DEPTH), normal(LAYERS, DEPTH, COLUMNS), np.int32(1))
+    assert changed is graph
+
+
 def exact(*arrays: np.ndarray) -> list[Any]:
     """In f32, on the processor: exact beside products in TF32."""
     place = jax.devices("cpu")[0]

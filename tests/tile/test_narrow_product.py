@@ -33,6 +33,7 @@ GROUPED = NarrowShape(
     rows=5,
     depth=256,
     columns=(96, 160),
+    scales=DType.BF16,
     groups=4,
     share=128,
     scale=True,
@@ -43,8 +44,8 @@ GROUPED = NarrowShape(
 def draw_operands(s: NarrowShape, random: np.random.Generator) -> list[np.ndarray]:
     half = 2 if s.weights in PACKED else 1
 
-    def normal(*shape: int) -> np.ndarray:
-        return random.standard_normal(shape).astype(s.factor.numpy)
+    def normal(*shape: int, dtype: DType = s.factor) -> np.ndarray:
+        return random.standard_normal(shape).astype(dtype.numpy)
 
     def weights(columns: int) -> np.ndarray:
         inner = (columns, s.depth // half) if s.transposed else (s.depth, columns // half)
@@ -53,16 +54,16 @@ def draw_operands(s: NarrowShape, random: np.random.Generator) -> list[np.ndarra
             return normal(*shape)
         return random.integers(-128, 128, shape).astype(np.int8).astype(s.stored.numpy)
 
-    def scales(columns: int) -> np.ndarray:
+    def beside(columns: int, dtype: DType) -> np.ndarray:
         inner = (columns, s.groups) if s.scales_transposed else (s.groups, columns)
-        return normal(s.layers, s.batch, *inner)
+        return normal(s.layers, s.batch, *inner, dtype=dtype)
 
     x = normal(s.batch, s.rows, s.depth)
     if s.is_packed and s.transposed:
         x = np.moveaxis(x.reshape(s.batch, s.rows, -1, 2), -1, 0)
     operands = [x, *map(weights, s.columns)]
-    for present in (s.offset, s.scale):
-        operands += map(scales, s.columns if present else ())
+    for present, dtype in ((s.offset, s.factor), (s.scale, s.scales)):
+        operands += [beside(columns, dtype) for columns in s.columns if present]
     return [*operands, np.array(s.layers - 1, np.int32)] if s.layer else operands
 
 
@@ -79,7 +80,7 @@ def make_node(s: NarrowShape, operands: list[np.ndarray]) -> tuple[Node, list[Ar
     )
     types = [ArrayType(DType.of(x.dtype), x.shape) for x in operands]
     names = tuple(f"p{number}" for number in range(len(types)))
-    node = Node("product", "narrow-product", ArrayType(DType.F32, ()), names, attrs)
+    node = Node("product", "narrow-product", ArrayType(s.result, ()), names, attrs)
     return replace(node, type=OPS[node.op].rule(node, types)), types
 
 
@@ -88,7 +89,7 @@ def check(s: NarrowShape, tiling: NarrowTiling | None = None) -> None:
     operands = draw_operands(s, np.random.default_rng(0))
     node, types = make_node(s, operands)
     shape = describe_shape(node, types)
-    assert shape == replace(s, result=node.array.dtype)
+    assert shape == s
     tiling = tiling or choose_tiling(shape)
     assert tiling
     program = write_narrow_product(shape, tiling)
@@ -107,9 +108,7 @@ def shapes(draw: st.DrawFn) -> NarrowShape:
     weights = draw(st.sampled_from((factor, *INTEGERS)))
     integers = not weights.is_float
     groups = draw(st.sampled_from((1, 2, 4))) if integers else 1
-    depth = (
-        groups * draw(st.sampled_from((64, 128))) if groups > 1 else 32 * draw(st.integers(2, 9))
-    )
+    depth = groups * 32 * draw(st.integers(2, 9))
     layer = draw(st.booleans())
     shape = NarrowShape(
         factor=factor,
@@ -120,6 +119,7 @@ def shapes(draw: st.DrawFn) -> NarrowShape:
         rows=draw(st.integers(1, 40)),
         depth=depth,
         columns=tuple(draw(st.lists(st.sampled_from((32, 64, 96, 192)), min_size=1, max_size=3))),
+        scales=draw(st.sampled_from((factor, DType.F32))),
         groups=groups,
         transposed=draw(st.booleans()),
         offset=integers and draw(st.booleans()),
@@ -128,10 +128,17 @@ def shapes(draw: st.DrawFn) -> NarrowShape:
         layer=layer,
     )
     beside = shape.offset or shape.scale
-    shape = replace(shape, scales_transposed=shape.scales_transposed and beside)
+    shape = replace(
+        shape,
+        scales_transposed=shape.scales_transposed and beside,
+        scales=shape.scales if shape.scale else factor,
+    )
     tiling = choose_tiling(shape)
     assert tiling
-    return replace(shape, share=choose_share(shape, tiling, draw(st.sampled_from((1, 8, 132)))))
+    share = choose_share(shape, tiling, draw(st.sampled_from((1, 8, 132))))
+    shape = replace(shape, share=share)
+    results = (factor, DType.F32) if shape.parts == 1 else (DType.F32,)
+    return replace(shape, result=draw(st.sampled_from(results)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,6 +178,8 @@ def test_a_layer_beyond_the_last_is_the_last() -> None:
     "change",
     [
         {"columns": (100,)},  # rows of 50 bytes
+        {"columns": (33,)},  # of four bits: half a byte
+        {"transposed": True, "depth": 33, "groups": 1},
         {"depth": 24, "groups": 2},  # groups of 12
         {"transposed": True, "depth": 40, "groups": 1},  # rows of 20 bytes
     ],

@@ -6,7 +6,8 @@
 |---|---|---|
 | x | [batch, rows, depth] | f32, bf16 or f16 |
 | weights | [layers, batch, depth, columns]; transposed: [layers, batch, columns, depth] | the type of x, or integers |
-| offsets, scales | [layers, batch, groups, columns]; transposed: [layers, batch, columns, groups] | the type of x |
+| offsets | [layers, batch, groups, columns]; transposed: [layers, batch, columns, groups] | the type of x |
+| scales | as offsets | the type of x, or f32 |
 | layer | [] | s32; bounded as the start of a dynamic-slice |
 
 There are as many weights, offsets and scales as `matrices` says; their columns lie side by side in the result.
@@ -15,8 +16,8 @@ Integers of four bits lie in bytes, two along the last dimension, the lower half
 
     parts[p, b, m, n] = sum over k in part p of x[b, m, k] * ((weights[k, n] - offsets[g, n]) * scales[g, n])
 
-g is the group of k: each has depth / groups elements.  Part p has the elements from p * share on.  Result: f32, or the
-type of x where there is one part, [parts, batch, rows, all columns].
+g is the group of k: each has depth / groups elements.  Part p has the elements from p * share on.  Result: f32, or
+where there is one part the type of x, [parts, batch, rows, all columns].
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -34,7 +35,7 @@ from astitch.graph.ir import ArrayType, DType, NarrowProductAttrs, Node, Type
 from astitch.graph.ops.arrays import Array
 from astitch.graph.ops.hlo_fields import Attributes
 from astitch.graph.ops.row import Kind, Op
-from astitch.graph.ops.rules import arrays_of, attrs_of, require, require_operands
+from astitch.graph.ops.rules import array_of_result, arrays_of, attrs_of, require, require_operands
 
 T = TypeVar("T")
 
@@ -98,6 +99,11 @@ def measure(a: NarrowProductAttrs, operands: Operands[ArrayType]) -> Extents:
     return Extents(layers, batch, rows, depth, columns, groups)
 
 
+def find_type_of_scales(operands: Operands[ArrayType]) -> DType:
+    """That of x where there are none."""
+    return (operands.scales or (operands.x,))[0].dtype
+
+
 def _infer(node: Node, operands: Sequence[Type]) -> Type:
     a = attrs_of(node, NarrowProductAttrs)
     given = split_operands(a, arrays_of(operands))
@@ -115,19 +121,24 @@ def _infer(node: Node, operands: Sequence[Type]) -> Type:
     )
     stored = {DType.S4: DType.S8, DType.U4: DType.U8}.get(a.weights, a.weights)
     half = 2 if a.weights in PACKED else 1
-    for columns, *arrays in zip(e.columns, given.weights, strict=True):
+    for columns, array in zip(e.columns, given.weights, strict=True):
         wanted = (columns, e.depth // half) if a.transposed else (e.depth, columns // half)
-        _require_array(arrays[0], stored, (e.layers, e.batch, *wanted))
-    for scales in (given.offsets, given.scales):
-        for columns, array in zip(e.columns, scales, strict=False):
+        _require_array(array, stored, (e.layers, e.batch, *wanted))
+    of_scales = find_type_of_scales(given)
+    require_operands(of_scales in (x.dtype, DType.F32), f"scales of {of_scales.value}")
+    for arrays, dtype in ((given.offsets, x.dtype), (given.scales, of_scales)):
+        for columns, array in zip(e.columns, arrays, strict=False):
             wanted = (columns, e.groups) if a.scales_transposed else (e.groups, columns)
-            _require_array(array, x.dtype, (e.layers, e.batch, *wanted))
+            _require_array(array, dtype, (e.layers, e.batch, *wanted))
     if given.layer is None:
         require_operands(e.layers == 1, f"{e.layers} layers, and none is chosen")
     else:
         require_operands(given.layer == ArrayType(DType.S32, ()), "the layer is a number")
-    parts = -(-e.depth // a.share)
-    dtype = x.dtype if parts == 1 else DType.F32
+    parts, dtype = -(-e.depth // a.share), array_of_result(node).dtype
+    require(
+        dtype is DType.F32 or (dtype is x.dtype and parts == 1),
+        f"{parts} parts of {dtype.value}",
+    )
     return ArrayType(dtype, (parts, e.batch, e.rows, sum(e.columns)))
 
 
