@@ -19,7 +19,6 @@ from astitch.graph.ir import (
     DimensionAttrs,
     DimensionsAttrs,
     DotAttrs,
-    IotaAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
@@ -225,7 +224,8 @@ class _Classes:
                 raise _Refused(f"%{name} joins small columns")
             if isinstance(body[name].attrs, SliceAttrs):
                 source = of.get(body[name].operands[0], axes)
-                if (Axis.SMALL, Axis.ONE) in zip(source, axes, strict=True):
+                single = (Axis.SMALL, Axis.ONE) in zip(source, axes, strict=True)
+                if single and not self.is_first_padded(body[name]):
                     raise _Refused(f"%{name} takes one of small columns")
             for axis, extent in zip(axes, body[name].shape, strict=True):
                 if axis is Axis.ROW:
@@ -249,6 +249,12 @@ class _Classes:
             raise _Refused("no product has columns of its own")
         return Axes(rows, max(units, 1), small, of, self.products, self.live)
 
+    def is_first_padded(self, node: Node) -> bool:
+        """Does a slice take what the first lane has, for pads, which ask no other lane for it?"""
+        assert isinstance(node.attrs, SliceAttrs)
+        users = [self.body[user] for user in self.body.users[node.name] if user in self.live]
+        return not any(node.attrs.starts) and all(isinstance(u.attrs, PadAttrs) for u in users)
+
     def visit_all(self) -> None:
         """Joins the dimensions that ops and the next turn have in common."""
         body = self.body
@@ -263,6 +269,7 @@ class _Classes:
     def mark_places(self) -> None:
         """Marks the dimensions of a loop without products, whose elements never meet: the last ones hold columns."""
         single: list[tuple[str, int]] = []
+        self.spread_marks()
         for node in self.body:
             if node.name not in self.live:
                 continue
@@ -271,7 +278,8 @@ class _Classes:
                 raise _Refused(
                     f"%{node.name} has {len(open_)} dimensions, and nothing is multiplied"
                 )
-            if len(open_) == 2:
+            known = any(self.marks.get(self.find((node.name, d))) for d in open_)
+            if len(open_) == 2 and not known:
                 for d, axis in zip(open_, (Axis.ROW, Axis.COLUMN), strict=True):
                     self.mark(node.name, d, axis)
             single += [(node.name, d) for d in open_]
@@ -342,8 +350,6 @@ class _Classes:
     def visit_source(self, node: Node) -> None:
         if node.is_constant and node.array.size > 1:
             raise _Refused(f"%{node.name} is a constant of several elements")
-        if isinstance(node.attrs, IotaAttrs):
-            raise _Refused(f"%{node.name} counts along a dimension")
 
     def visit_broadcast(self, node: Node) -> None:
         assert isinstance(node.attrs, BroadcastAttrs)

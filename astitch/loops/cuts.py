@@ -41,6 +41,9 @@ OTHER_REGISTERS = 64
 TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
 """Cycles of a turn of XLA's loop.  On an H100 it takes 7 us with one small product and 11 to 12 with two."""
 
+ALONE = 10
+"""How much longer a warp takes that has its part of an SM alone, whose ops wait for each other."""
+
 START_US = 3.2
 """Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""
 
@@ -208,13 +211,14 @@ def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
     return 4 * floats
 
 
-def project_xla(loop: Loop, products: int, gpu: Gpu) -> float:
+def project_xla(loop: Loop, products: int, gpu: Gpu, warp_cycles: float = 0.0) -> float:
     """Microseconds of XLA's loop.  Kernels of products are so short that the clock decides; a turn without any also
-    reads and writes its state, which may be large."""
+    reads and writes its state, which may be large, and does the arithmetic of all its warps."""
     turn_us = (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
     if not products:
         state = sum(2 * t.bytes for t, r in _list_roles(loop) if isinstance(r, Carried))
         turn_us += state / (gpu.l2_gbs * 1e3) + _stacked_us(loop, gpu)
+        turn_us += warp_cycles / gpu.sms / (gpu.clock_ghz * CLOCK_SHARE * 1e3)
     return loop.trips * turn_us
 
 
@@ -234,6 +238,9 @@ def list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
     if not axes.products and axes.small == 1:
         for block in ELEMENTWISE_BLOCKS:
             members = -(-axes.units // block)
+            if (lanes := block // axes.units) > 1 and axes.rows > 1:
+                # Few units a row: the lanes of a unit have rows of their own.
+                yield Cut(1, lanes, 1, lanes, -(-axes.rows // lanes), axes.units)
             for rows in (1, 2, 4):
                 if rows < 2 * axes.rows:
                     yield Cut(members, rows, 1, 1, -(-axes.rows // rows), axes.units)
@@ -279,7 +286,8 @@ def try_cut(
     """A share by a cut, if it fits the device."""
     columns = [m.parts * cut.width for m in steps.products]
     most, block = max(columns, default=1), cut.block
-    if most * cut.rows > 64 or cut.small_width > block:
+    summed = cut.rows if columns or cut.small > 1 else cut.owned
+    if most * summed > 64 or cut.small_width > block:
         return None
     if cut.exchanges(steps) and cut.grid > gpu.sms:
         return None
@@ -288,7 +296,7 @@ def try_cut(
     other = (
         (OTHER_REGISTERS if meeting else ELEMENTWISE_REGISTERS)
         + cut.owned * (turns_held * steps.loaded + 8)
-        + cut.rows * (most + 4)
+        + summed * (most + 4)
     )
     if cut.small > 1:
         crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
@@ -344,8 +352,9 @@ def _project(
             lanes //= 2
             shuffles += pairs * multiply.parts
         cycles += warps * (1.3 * max(adds, words) + shuffles)
-    cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
-    turn_us = cycles / (gpu.clock_ghz * CLOCK_SHARE) / 1e3
+    cycles += warps * cut.owned * steps.cycles
+    clock = gpu.clock_ghz * CLOCK_SHARE * 1e3
+    turn_us = cycles / clock
     turn_us += 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
     for multiply in steps.crossings:
         turn_us += 0.15
@@ -359,6 +368,7 @@ def _project(
         # Nothing but the next turn's slices is waited for; blocks of an SM wait at the same time.
         if steps.stacked:
             turn_us = max(turn_us, gpu.dram_latency_ns / 1e3)
+        turn_us = max(turn_us, cut.owned * steps.cycles * ALONE / clock)
         turn_us = max(turn_us, _stacked_us(loop, gpu) / waves)
     loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
     return gpu.launch_us + START_US + waves * (loop.trips * turn_us + loaded / 40e3)

@@ -30,13 +30,15 @@ from astitch.loops.axes import Axes, find_axes, find_live, join_dimensions
 from astitch.loops.cuts import Cut, Share, list_cuts, project_xla, try_cut
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
+from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps
+from astitch.loops.spell_out import LEAST_ROWS, spell_out
 from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """The types of a product's operands; its sums are f32."""
 
-HELD = FLOATS | {DType.PRED, DType.S32, DType.U32}
+HELD = FLOATS | {DType.PRED, DType.S32, DType.U32, DType.S64, DType.U64}
 """The types of values that a thread can hold."""
 
 LEAST_TRIPS = 4
@@ -134,17 +136,53 @@ class LoopPlanner:
         if isinstance(loop, LoopRefusal):
             return loop
         results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
+        if loop.trips < LEAST_TRIPS:
+            return LoopRefusal(node.name, f"it turns {loop.trips} times only")
+        if (stack := find_numbered_stack(loop, results)) is not None:
+            reason = f"%{stack} makes a stack of numbers that the turn decides"
+            return LoopRefusal(node.name, reason)
+        plan = self._plan_loop(loop, results)
+        if isinstance(plan, LoopPlan):
+            return plan
+        spelled = self._plan_spelled(graph, loop, results)
+        return spelled if isinstance(spelled, LoopPlan) else plan
+
+    def _plan_spelled(
+        self, graph: Graph, loop: Loop, results: tuple[int, ...]
+    ) -> LoopPlan | LoopRefusal:
+        """The plan of a loop whose rows are spelled out."""
+        live = find_live(loop, results)
+        # XLA computes some products of so few numbers in its kernels of other ops.
+        products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2
+        refused = LoopRefusal(loop.node.name, "")
+        for least in LEAST_ROWS:
+            try:
+                spelled = analyse_loop(graph, spell_out(loop, live, least))
+            except NotSpelled as why:
+                refused = LoopRefusal(loop.node.name, str(why))
+                continue
+            if isinstance(spelled, LoopRefusal):
+                return spelled
+            if any(type(spelled.roles[i]) is not type(loop.roles[i]) for i in results):
+                return LoopRefusal(loop.node.name, "a turn leaves a state as it is")
+            plan = self._plan_loop(spelled, results, products)
+            if isinstance(plan, LoopPlan):
+                return plan
+            refused = plan
+        return refused
+
+    def _plan_loop(
+        self, loop: Loop, results: tuple[int, ...], products: int = 0
+    ) -> LoopPlan | LoopRefusal:
+        """products: XLA's, besides those of the loop."""
+        node = loop.node
         try:
-            if loop.trips < LEAST_TRIPS:
-                raise NoPlan(f"it turns {loop.trips} times only")
-            if (stack := find_numbered_stack(loop, results)) is not None:
-                raise NoPlan(f"%{stack} makes a stack of numbers that the turn decides")
             loop = join_dimensions(loop, results)
             parts = split_loop(loop, results)
-            plan = self._plan_parts(loop, parts, results)
+            plan = self._plan_parts(loop, parts, results, products)
             if isinstance(plan, LoopPlan) and len(parts) > 1:
                 # Or blocks that take a turn of all parts at once, and wait for each other once.
-                joint = self._plan_parts(loop, (results,), results)
+                joint = self._plan_parts(loop, (results,), results, products)
                 if isinstance(joint, LoopPlan) and joint.us < plan.us:
                     plan = joint
         except NoPlan as refused:
@@ -157,7 +195,11 @@ class LoopPlanner:
         return plan
 
     def _plan_parts(
-        self, loop: Loop, parts: Sequence[tuple[int, ...]], used: tuple[int, ...]
+        self,
+        loop: Loop,
+        parts: Sequence[tuple[int, ...]],
+        used: tuple[int, ...],
+        products: int,
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop in the given parts, each with blocks of its own."""
         shares = []
@@ -167,8 +209,10 @@ class LoopPlanner:
                 return axes
             _check_types(loop, axes)
             shares.append((axes, Scheduler(loop, axes, part).schedule(), part))
-        products = sum(len(axes.products) for axes, _, _ in shares)
-        xla_us = project_xla(loop, products, self.gpu)
+        products += sum(len(axes.products) for axes, _, _ in shares)
+        pairs = ((axes.rows * axes.units, steps.cycles) for axes, steps, _ in shares)
+        cycles = sum(-(-count // 32) * of_warp for count, of_warp in pairs)
+        xla_us = project_xla(loop, products, self.gpu, cycles)
         return LoopPlan(loop, self._choose_cuts(loop, shares), used, xla_us)
 
     def _choose_cuts(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from astitch.graph.ir import (
     BroadcastAttrs,
     DimensionAttrs,
+    IotaAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
@@ -118,6 +119,11 @@ class Steps:
         return self.stacked <= MOST_PREFETCHED
 
     @property
+    def cycles(self) -> float:
+        """Of an SM, for the element-wise ops of one warp."""
+        return 6 * self.heavy + 0.3 * sum(map(len, self.computed))
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """What decides how the steps are cut: everything but names."""
         return (
@@ -172,8 +178,8 @@ class Resolver:
     def resolve(self, name: str, number: int, small: bool = False) -> Part:
         """The op, read or constant that a part is a part of.  small: where a value without columns is wanted."""
         while True:
-            if name in self.loop.integers or name in self.body.embedded:
-                return self.find_constant(name)
+            if (constant := self.find_constant(name)) is not None:
+                return constant
             axes = self.axes.of.get(name, ())
             small = Axis.SMALL in axes or (small and Axis.COLUMN not in axes)
             if name in self.axes.of and self.axes.dimension(name, Axis.COLUMN) is None:
@@ -208,11 +214,14 @@ class Resolver:
         small = is_small(self.loop, self.axes, name)
         return [self.resolve(name, i, small) for i in range(count)]
 
-    def find_constant(self, name: str) -> Part:
-        """The constant or integer behind the ops that repeat it."""
-        while name not in self.loop.integers and not self.body[name].is_constant:
+    def find_constant(self, name: str) -> Part | None:
+        """The constant or integer behind the ops that repeat it; None where there is none."""
+        if name not in self.loop.integers and name not in self.body.embedded:
+            return None
+        while name not in self.loop.integers and self.body[name].operands:
             name = self.body[name].operands[0]
-        return Part(name, 0)
+        counts = isinstance(self.body[name].attrs, IotaAttrs)
+        return None if counts and name not in self.loop.integers else Part(name, 0)
 
 
 class Scheduler:
@@ -228,29 +237,37 @@ class Scheduler:
 
     def stage_of(self, part: Part) -> int:
         """How many stages of products must be over before a part is there."""
-        if part in self.stages:
-            return self.stages[part]
+        pending = [part]
+        while pending:
+            needed = [p for p in self.needs(pending[-1]) if p not in self.stages]
+            if needed:
+                pending += reversed(needed)
+            else:
+                last = pending.pop()
+                before = max((self.stages[p] for p in self.needs(last)), default=0)
+                self.stages[last] = before + (last.name in self.axes.products)
+        return self.stages[part]
+
+    def needs(self, part: Part) -> list[Part]:
+        """The parts that must be there before one is.  Counts it as read where memory has it.  Raises NoPlan."""
         node = self.body[part.name]
-        if part.name in self.loop.integers or node.is_constant:
-            stage = 0
-        elif part.name in self.roles or part.name in self.loop.slices:
+        if part.name in self.loop.integers or (not node.operands and not node.is_parameter):
+            return []
+        if part.name in self.roles or part.name in self.loop.slices:
             self.add_read(node, part.small)
-            stage = 0
-        elif part.name in self.axes.products:
+            return []
+        if part.name in self.axes.products:
             product = self.axes.products[part.name]
             if part.small != (product.form is Form.COLLECT):
                 raise NoPlan(
                     f"%{node.name} has no columns, and is wanted for units and for small columns"
                 )
-            stage = 1 + max(self.stage_of(p) for p in self.parts_of(product.left))
-        elif OPS[node.op].is_reduce and not part.small:
+            return self.parts_of(product.left)
+        if OPS[node.op].is_reduce and not part.small:
             raise NoPlan(f"%{node.name} is a sum over small columns, and is wanted for units")
-        elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(self.axes, node):
-            stage = max((self.stage_of(p) for p in self.operands_of(part)), default=0)
-        else:
-            raise NoPlan(f"%{node.name} is a {node.op}")
-        self.stages[part] = stage
-        return stage
+        if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(self.axes, node):
+            return self.operands_of(part)
+        raise NoPlan(f"%{node.name} is a {node.op}")
 
     def operands_of(self, part: Part) -> list[Part]:
         """What a part is computed from."""

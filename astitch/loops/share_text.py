@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from astitch.graph.ir import ConstantAttrs, Node
+from astitch.graph.ir import ConstantAttrs, IotaAttrs, Node
 from astitch.kernel.cuda_text import STORAGE, compute_type, render_number
 from astitch.loops.analysis import Affine, Carried, Loop, Place
 from astitch.loops.axes import Axis
@@ -133,6 +133,8 @@ class ShareText:
         if isinstance(node.attrs, ConstantAttrs):
             value = node.attrs.value
             return render_number(type(value)(value.dtype, (), value.data))
+        if isinstance(node.attrs, IotaAttrs):
+            return self.render_iota(part, node.attrs.dimension, q)
         name = self.variable(part)
         return name if self.is_local(part) else f"{name}[{q}]"
 
@@ -143,6 +145,13 @@ class ShareText:
         if value.scale:
             terms = f"{turn} * {value.scale}{ending} + {terms}"
         return f"({STORAGE[node.dtype]})({terms})"
+
+    def render_iota(self, part: Part, dimension: int, q: str) -> str:
+        """The row or column of a pair."""
+        row, column = self.place(part, q)
+        axis = self.axes.of[part.name][dimension]
+        at = {Axis.ONE: "0", Axis.ROW: row}.get(axis, column)
+        return self.round(part.name, f"({compute_type(self.body[part.name].dtype)})({at})")
 
     def round(self, name: str, value: str) -> str:
         """A computed f32, rounded to the type of a value."""

@@ -38,6 +38,7 @@ from astitch.loops.analysis import (
     Stack,
     analyse_loop,
 )
+from astitch.loops.axes import find_live
 from astitch.loops.cuts import Cut, try_cut
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.hoist import hoist, hoist_loops
@@ -49,6 +50,8 @@ from astitch.loops.plan import (
     hoist_planned,
     leave_starts,
 )
+from astitch.loops.row_dimensions import NotSpelled
+from astitch.loops.spell_out import spell_out
 from astitch.pipeline import Target
 from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
@@ -317,6 +320,28 @@ def led(w: Any, x: Any, h: Any) -> Any:
     return lax.scan(turn, h, x)
 
 
+def normed(x: Any, alpha: Any) -> Any:
+    """One of columns that a turn adds up, which no lane of a warp has for the others."""
+
+    def turn(alpha: Any, x: Any) -> Any:
+        alpha = x + alpha / alpha.max(1, keepdims=True) + alpha[:, 2:3]
+        return alpha, alpha
+
+    return lax.scan(turn, alpha, x)
+
+
+def parted(x: Any, alpha: Any) -> Any:
+    """The first of columns goes its own way, the others move by one."""
+
+    def turn(alpha: Any, x: Any) -> Any:
+        alpha = alpha * x
+        first, others = jnp.split(alpha, [1], 1)
+        alpha = jnp.pad(first, ((0, 0), (0, 11))) + jnp.pad(others * 2, ((0, 0), (0, 1)))
+        return alpha, alpha
+
+    return lax.scan(turn, alpha, x)
+
+
 def unread_elements(x: Any, h: Any) -> Any:
     """States of other shapes that no turn reads."""
 
@@ -325,6 +350,76 @@ def unread_elements(x: Any, h: Any) -> Any:
         return (jnp.sin(x) + h, h[None], h * 2 > 0), None
 
     return lax.scan(turn, (h, h[None], h > 0), x)[0]
+
+
+def kalman(y: Any, f: Any, q: Any) -> Any:
+    """Matrices of each row that meet in products, an identity, an inverse of two by two numbers."""
+    h = jnp.eye(2, 3)
+
+    def turn(state: Any, y: Any) -> Any:
+        m, p = state
+        m, p = m @ f.T, jnp.einsum("ij,bjk,lk->bil", f, p, f) + q * jnp.eye(3)
+        (a, b), (c, d) = jnp.moveaxis(h @ p @ h.T + 2 * jnp.eye(2), 0, 2)
+        inverse = jnp.moveaxis(jnp.array([[d, -b], [-c, a]]) / (a * d - b * c), 2, 0)
+        gain = p @ h.T @ inverse
+        m = m + jnp.einsum("bij,bj->bi", gain, y - m @ h.T)
+        p = p - gain @ h @ p
+        return (m, p), (m, p, jnp.trace(p, axis1=1, axis2=2))
+
+    rows = y.shape[1]
+    return lax.scan(turn, (jnp.ones((rows, 3)), jnp.tile(jnp.eye(3), (rows, 1, 1))), y)
+
+
+def rotated(x: Any, p: Any) -> Any:
+    """Matrices without a batch, or before it; columns the other way around and moved by one."""
+
+    def turn(p: Any, x: Any) -> Any:
+        p = jnp.einsum("ij...,kj...->ik...", p, p) / 4 + x
+        p = jnp.roll(p, 1, 0)[::-1] - jnp.pad(p[1:], ((1, 0), *((0, 0),) * (p.ndim - 1)))
+        return p, p.sum(0)
+
+    return lax.scan(turn, p, x)
+
+
+def two_by_two(x: Any, p: Any) -> Any:
+    """Two dimensions of rows; what has none is the same for all."""
+
+    def turn(state: Any, x: Any) -> Any:
+        p, shared = state
+        shared = jnp.tanh(shared @ shared.T) + 0.1
+        p = jnp.sin(p @ p) + x[..., None, None] * shared
+        return (p, shared), (p[..., 0, 1], shared)
+
+    return lax.scan(turn, (p, jnp.eye(2)), x)
+
+
+def sampler(x: Any) -> Any:
+    """Numbers of a row's own, drawn from its place; the best of a few coordinates."""
+
+    def turn(i: Any, state: Any) -> Any:
+        x, taken = state
+        rows, columns = x.shape
+        bits = jnp.arange(rows * columns, dtype=jnp.uint32).reshape(rows, columns)
+        bits = (bits + i.astype(jnp.uint32)) * jnp.uint32(2654435761)
+        drawn = ((bits ^ (bits >> 15)) >> 8).astype(jnp.float32) / 2**24
+        best = jnp.argmax(drawn - x, 1)
+        moved = jnp.where(jnp.arange(columns) == best[:, None], drawn, x)
+        better = (moved**2).sum(1) < 1 + (x**2).sum(1)
+        return jnp.where(better[:, None], moved, x), taken + better
+
+    return lax.fori_loop(0, 7, turn, (x, jnp.zeros(x.shape[0], jnp.int32)))
+
+
+def placed(x: Any, p: Any) -> Any:
+    """Tables of a few numbers, and places of a state that a turn writes by number."""
+    table = np.array([0.5, -1.0, 2.0, 0.25], np.float32)
+
+    def turn(p: Any, x: Any) -> Any:
+        p = p.at[:, 1].set(p[:, 0] * table[2] + x)
+        p = p.at[:, 2:].multiply(0.5)
+        return jnp.sin(p + table), p @ table
+
+    return lax.scan(turn, p, x)
 
 
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -354,6 +449,19 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "gated": (gated, (normal(6, 2, 3, 10), normal(6, 2, 3), normal(2, 3, 5))),
     "rotating": (rotating, (normal(5, 9, 2), normal(9, 2))),
     "led": (led, (normal(6, 6) / 3, normal(5, 9, 6), normal(9, 6))),
+    "kalman": (kalman, (normal(5, 40, 2), normal(3, 3) / 3, normal(3, 3) ** 2)),
+    "kalman_rows": (kalman, (normal(5, 3, 2), normal(3, 3) / 3, normal(3, 3) ** 2)),
+    "kalman_bfloat16": (
+        lambda *a: jax.tree.map(lambda x: x.astype(jnp.bfloat16), kalman(*a)),
+        (normal(4, 20, 2), normal(3, 3) / 3, normal(3, 3) ** 2),
+    ),
+    "one_matrix": (rotated, (normal(6), normal(4, 4) / 2)),
+    "matrices_before": (rotated, (normal(6, 40), normal(4, 4, 40) / 2)),
+    "two_by_two": (two_by_two, (normal(5, 3, 20), normal(3, 20, 2, 2) / 2)),
+    "sampler": (sampler, (normal(70, 5),)),
+    "placed": (placed, (normal(5, 33), normal(33, 4))),
+    "normed": (normed, (normal(6, 3, 12), normal(3, 12) + 9)),
+    "parted": (parted, (normal(6, 3, 12), normal(3, 12))),
     "unread_elements": (unread_elements, (normal(5, 2, 3, 5), normal(2, 3, 5))),
     "counted": (lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.sin(x) * i, x), (normal(5, 7),)),
 }
@@ -482,13 +590,13 @@ def test_what_is_no_kernel_says_why() -> None:
     until = lambda w, x: lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w + 1, x)  # noqa: E731
     assert refuse(until, w, x).endswith("how often it turns is not known")
     total = lambda x: lax.fori_loop(0, 9, lambda _, x: x * x.sum(), x)  # noqa: E731
-    assert "adds up or shifts 64 columns" in refuse(total, normal(64))
+    assert "adds up or shifts 80 columns" in refuse(total, normal(80))
     turned = lambda x: lax.fori_loop(0, 9, lambda _, x: x.T * 2, x)  # noqa: E731
     assert "holds both rows and columns" in refuse(turned, w)
     short = lambda w, x: lax.fori_loop(0, 3, lambda _, x: x @ w, x)  # noqa: E731
     assert refuse(short, w, x).endswith("it turns 3 times only")
     square = lambda x: lax.fori_loop(0, 9, lambda _, x: x @ x, x)  # noqa: E731
-    assert "no product of rows and a matrix that no turn changes" in refuse(square, w)
+    assert "no product of rows and a matrix that no turn changes" in refuse(square, normal(9, 9))
     sort = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.sort(x @ w), x)  # noqa: E731
     assert "is a sort" in refuse(sort, w, x)
     large = (
@@ -606,20 +714,6 @@ def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
     assert_computes(name, check=True)
 
 
-def test_one_of_small_columns_is_no_kernels_to_read() -> None:
-    """The lanes of a warp have a small column each; no other reads it."""
-
-    def turn(alpha: Any, x: Any) -> Any:
-        alpha = x + alpha / alpha.max(1, keepdims=True) + alpha[:, 2:3]
-        return alpha, alpha
-
-    graph = read(lambda x, alpha: lax.scan(turn, alpha, x), (normal(6, 3, 24), normal(3, 24)))
-    (node,) = loops_of(graph)
-    refused = LoopPlanner(H100).plan(graph, node)
-    assert isinstance(refused, LoopRefusal)
-    assert "takes one of small columns" in refused.reason
-
-
 @pytest.mark.parametrize("name", HOISTED)
 def test_the_kernels_of_gradients(name: str) -> None:
     fn, arguments, _ = HOISTED[name]
@@ -654,6 +748,48 @@ def test_groups_of_blocks_tell_each_other_rows(name: str, cut: Sequence[int]) ->
 @pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
 def test_one_group_has_no_races(name: str, order: Order) -> None:
     assert_computes(name, (4, 8, 1, 4), check=True, order=order)
+
+
+@pytest.mark.parametrize("name", ["kalman", "two_by_two", "sampler", "placed"])
+@pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
+def test_rows_of_numbers_have_no_races(name: str, order: Order) -> None:
+    assert_computes(name, check=True, order=order)
+
+
+def test_the_first_small_column_may_be_padded() -> None:
+    """As in the gradient of CTC: no other lane asks for it, so the columns stay lanes."""
+    graph = read(*LOOPS["parted"])
+    (node,) = loops_of(graph)
+    assert plan(graph, node).shares[0].axes.small == 12
+
+
+def test_rows_are_the_lanes_of_warps() -> None:
+    """Each lane has a row, and all its numbers."""
+    graph = read(kalman, (normal(5, 4000, 2), normal(3, 3), normal(3, 3)))
+    (node,) = loops_of(graph)
+    found = plan(graph, node)
+    assert found.grid * found.block == 4000
+    assert not any(share.axes.products for share in found.shares)
+
+
+@pytest.mark.parametrize(
+    "columns, turn, reason",
+    [
+        (80, lambda i, x: jnp.sin(x[:, ::-1]), "has 80 numbers that meet"),
+        (9, lambda i, x: jnp.sort(x), "is a sort"),
+        (9, lambda i, x: x + lax.dynamic_slice_in_dim(x, i, 1, 1), "at a place that turns decide"),
+        (64, lambda i, x: jnp.sin(x[:, ::-1] @ jnp.outer(x[0], x[0])), "numbers that meet"),
+    ],
+)
+def test_what_is_not_spelled_out_says_why(
+    columns: int, turn: Callable[..., Any], reason: str
+) -> None:
+    graph = read(lambda x: lax.fori_loop(0, 9, turn, x), (normal(100, columns),))
+    (node,) = loops_of(graph)
+    loop = analyse_loop(graph, node)
+    assert isinstance(loop, Loop)
+    with pytest.raises(NotSpelled, match=reason):
+        spell_out(loop, find_live(loop, range(len(loop.roles))), 17)
 
 
 def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
@@ -1063,7 +1199,7 @@ def test_a_refusal_names_the_while_that_is_asked_for() -> None:
     def once(x: Any) -> Any:
         return lax.scan(lambda h, _: (jnp.sin(h @ h), None), x, None, length=9)[0]
 
-    graph = read(lambda x, y: (once(x), once(y)), (normal(4, 4), normal(4, 4)))
+    graph = read(lambda x, y: (once(x), once(y)), (normal(9, 9), normal(9, 9)))
     planner = LoopPlanner(H100)
     refusals = [planner.plan(graph, node) for node in loops_of(graph)]
     assert [r.name for r in refusals if isinstance(r, LoopRefusal)] == [

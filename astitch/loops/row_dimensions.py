@@ -1,0 +1,292 @@
+"""Along which dimensions of a loop's values no element meets another: those of rows.
+
+Takes a Loop, hands on the dimensions of each value that hold rows.  The idea: dimensions that ops have in common are
+one class.  What a product adds up, a reshape parts or a slice cuts is bound: such elements meet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from astitch.graph.ir import (
+    BroadcastAttrs,
+    ConstantAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    GatherAttrs,
+    Graph,
+    IotaAttrs,
+    Literal,
+    Node,
+    PadAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from astitch.graph.ops import OPS, Kind
+from astitch.loops.analysis import Carried, Loop
+from astitch.loops.flatten import Dimension, is_array
+
+
+class NotSpelled(Exception):
+    """Why a loop's rows cannot be spelled out."""
+
+
+class RowDimensions:
+    """Dimensions that must be of one kind, by union and find.  bound: those whose elements meet."""
+
+    def __init__(self, loop: Loop, live: Collection[str]) -> None:
+        self.loop, self.body, self.live = loop, loop.body, live
+        self.parent: dict[Dimension, Dimension] = {}
+        self.bound: set[Dimension] = set()
+
+    def find(self, key: Dimension) -> Dimension:
+        while (above := self.parent.get(key, key)) != key:
+            self.parent[key] = self.parent.get(above, above)
+            key = above
+        return key
+
+    def join(self, a: Dimension, b: Dimension) -> None:
+        one, other = self.find(a), self.find(b)
+        if one != other:
+            self.parent[one] = other
+
+    def bind(self, *keys: Dimension) -> None:
+        self.bound.update(keys)
+
+    def find_rows(self, least: int) -> Mapping[str, tuple[int, ...]]:
+        """By value, the dimensions along which no element meets another, of at least so many; of the longest if all are
+        shorter."""
+        for node in self.body:
+            if node.name in self.live and node.name not in self.loop.integers:
+                self.visit(node)
+        for parameter, role in zip(self.body.parameters, self.loop.roles, strict=True):
+            if isinstance(role, Carried) and parameter in self.live and role.value in self.live:
+                for d in range(self.body[parameter].array.rank):
+                    self.join((parameter, d), (role.value, d))
+        bound = {self.find(key) for key in self.bound}
+        extents: dict[Dimension, int] = {}
+        for node in self.body:
+            if node.name in self.live and is_array(node):
+                for d, extent in enumerate(node.shape):
+                    key = self.find((node.name, d))
+                    if extent > 1 and key not in bound:
+                        if extents.setdefault(key, extent) != extent:
+                            raise NotSpelled(f"dimension {d} of %{node.name} has two lengths")
+        longest = max(extents.values(), default=1)
+        kept = {key for key, extent in extents.items() if extent >= min(least, longest)}
+        return {
+            node.name: tuple(d for d in range(node.array.rank) if self.find((node.name, d)) in kept)
+            for node in self.body
+            if node.name in self.live and is_array(node)
+        }
+
+    def visit(self, node: Node) -> None:
+        """The dimensions that an op has in common with its operands."""
+        row = OPS[node.op]
+        if row.kind is Kind.ELEMENTWISE:
+            for operand in node.operands:
+                if self.body[operand].array.rank == node.array.rank:
+                    self.join_all(operand, node.name, range(node.array.rank))
+            return
+        if node.op not in _VISITS:
+            raise NotSpelled(f"%{node.name} is a {node.op}")
+        _VISITS[node.op](self, node)
+
+    def join_all(self, one: str, other: str, dimensions: Sequence[int]) -> None:
+        for d in dimensions:
+            self.join((one, d), (other, d))
+
+    def join_or_bind(self, one: str, other: str, meets: Callable[[int], bool]) -> None:
+        """Joins the dimensions of two values in which elements keep their places."""
+        for d in range(self.body[other].array.rank):
+            self.match((one, d), (other, d), meets(d))
+
+    def visit_source(self, node: Node) -> None:
+        if isinstance(node.attrs, ConstantAttrs) and is_varied(node.attrs.value):
+            self.bind(*((node.name, d) for d in range(node.array.rank)))
+
+    def visit_broadcast(self, node: Node) -> None:
+        assert isinstance(node.attrs, BroadcastAttrs)
+        for i, d in enumerate(node.attrs.dimensions):
+            self.join((node.operands[0], i), (node.name, d))
+
+    def visit_transpose(self, node: Node) -> None:
+        assert isinstance(node.attrs, TransposeAttrs)
+        for d, i in enumerate(node.attrs.permutation):
+            self.join((node.operands[0], i), (node.name, d))
+
+    def visit_reshape(self, node: Node) -> None:
+        source = node.operands[0]
+        if counts_up(self.body, node):
+            return
+        for before, after in _match(self.body[source].shape, node.shape):
+            if len(before) == len(after) == 1:
+                self.join((source, before[0]), (node.name, after[0]))
+            else:
+                self.bind(*((source, d) for d in before), *((node.name, d) for d in after))
+
+    def visit_cut(self, node: Node) -> None:
+        """slice, pad, reverse."""
+        self.join_or_bind(node.operands[0], node.name, lambda d: _moves(self.body, node, d))
+
+    def visit_concatenate(self, node: Node) -> None:
+        assert isinstance(node.attrs, DimensionAttrs)
+        dimension = node.attrs.dimension
+        for operand in node.operands:
+            self.join_or_bind(operand, node.name, lambda d: d == dimension)
+
+    def visit_dynamic_slice(self, node: Node) -> None:
+        place = self.loop.slices.get(node.name)
+        source = node.operands[0]
+        if place is not None:
+            others = [d for d in range(node.array.rank) if d != place.dimension]
+            self.join_all(source, node.name, others)
+            self.bind((source, place.dimension))
+            return
+        shape = self.body[source].shape
+        self.join_or_bind(source, node.name, lambda d: node.shape[d] != shape[d])
+
+    def visit_update(self, node: Node) -> None:
+        target, update = node.operands[:2]
+        shape = self.body[update].shape
+        self.join_all(target, node.name, range(node.array.rank))
+        self.join_or_bind(update, node.name, lambda d: node.shape[d] != shape[d])
+
+    def visit_gather(self, node: Node) -> None:
+        """Windows of a table at known places: along rows they are whole."""
+        attrs = node.attrs
+        assert isinstance(attrs, GatherAttrs)
+        source, indices = node.operands
+        if attrs.operand_batching_dims:
+            raise NotSpelled(f"%{node.name} reads a table of each row")
+        whole = list(list_without(self.body[source].array.rank, attrs.collapsed_slice_dims))
+        for d, at in zip(whole, attrs.offset_dims, strict=True):
+            parted = attrs.slice_sizes[d] != self.body[source].shape[d]
+            self.match((source, d), (node.name, at), parted)
+        self.bind(*((source, d) for d in attrs.collapsed_slice_dims))
+        self.bind(*((indices, d) for d in range(self.body[indices].array.rank)))
+        self.bind(*((node.name, d) for d in list_without(node.array.rank, attrs.offset_dims)))
+
+    def visit_scatter(self, node: Node) -> None:
+        """Windows written at known places: along rows they are whole."""
+        attrs = node.attrs
+        assert isinstance(attrs, ScatterAttrs)
+        if attrs.input_batching_dims or len(node.operands) != 3:
+            raise NotSpelled(f"%{node.name} writes a table of each row")
+        target, indices, updates = node.operands
+        self.join_all(target, node.name, range(node.array.rank))
+        whole = list(list_without(node.array.rank, attrs.inserted_window_dims))
+        shape = self.body[updates].shape
+        for d, at in zip(whole, attrs.update_window_dims, strict=True):
+            self.match((target, d), (updates, at), shape[at] != node.shape[d])
+        self.bind(*((target, d) for d in attrs.inserted_window_dims))
+        self.bind(*((indices, d) for d in range(self.body[indices].array.rank)))
+        self.bind(*((updates, d) for d in list_without(len(shape), attrs.update_window_dims)))
+
+    def match(self, one: Dimension, other: Dimension, meets: bool) -> None:
+        """Joins two dimensions, or binds both."""
+        if meets:
+            self.bind(one, other)
+        else:
+            self.join(one, other)
+
+    def visit_dot(self, node: Node) -> None:
+        assert isinstance(node.attrs, DotAttrs)
+        for operand, labels in zip(node.operands, label_product(self.body, node), strict=True):
+            for d, label in enumerate(labels):
+                if label < node.array.rank:
+                    self.join((operand, d), (node.name, label))
+                else:
+                    self.bind((operand, d))
+
+    def visit_reduce(self, node: Node) -> None:
+        assert isinstance(node.attrs, DimensionsAttrs)
+        for operand in node.operands[: len(node.operands) // 2]:
+            rest = list(list_without(self.body[operand].array.rank, node.attrs.dimensions))
+            for i, d in enumerate(rest):
+                self.join((operand, d), (node.name, i))
+            self.bind(*((operand, d) for d in node.attrs.dimensions))
+
+    def visit_projection(self, node: Node) -> None:
+        self.join_all(node.operands[0], node.name, range(node.array.rank))
+
+
+_VISITS: Mapping[str, Callable[[RowDimensions, Node], None]] = {
+    "parameter": RowDimensions.visit_source,
+    "constant": RowDimensions.visit_source,
+    "iota": RowDimensions.visit_source,
+    "broadcast": RowDimensions.visit_broadcast,
+    "transpose": RowDimensions.visit_transpose,
+    "reshape": RowDimensions.visit_reshape,
+    "slice": RowDimensions.visit_cut,
+    "pad": RowDimensions.visit_cut,
+    "reverse": RowDimensions.visit_cut,
+    "concatenate": RowDimensions.visit_concatenate,
+    "dynamic-slice": RowDimensions.visit_dynamic_slice,
+    "dynamic-update-slice": RowDimensions.visit_update,
+    "gather": RowDimensions.visit_gather,
+    "scatter": RowDimensions.visit_scatter,
+    "dot": RowDimensions.visit_dot,
+    "reduce": RowDimensions.visit_reduce,
+    "get-tuple-element": RowDimensions.visit_projection,
+}
+
+
+def counts_up(body: Graph, node: Node) -> bool:
+    """Are a reshape's elements their numbers in order?"""
+    source = body[node.operands[0]]
+    return isinstance(source.attrs, IotaAttrs) and source.array.rank == 1 and node.dtype.is_integer
+
+
+def is_varied(value: Literal) -> bool:
+    """Has a constant several elements that differ?"""
+    elements = value.numpy().reshape(-1)
+    return any(element.tobytes() != elements[0].tobytes() for element in elements)
+
+
+def _moves(body: Graph, node: Node, dimension: int) -> bool:
+    """Does a slice, pad or reverse move elements along a dimension?"""
+    match node.attrs:
+        case SliceAttrs():
+            return node.shape[dimension] != body[node.operands[0]].shape[dimension]
+        case PadAttrs(low, high, interior):
+            return any(padding[dimension] for padding in (low, high, interior))
+        case DimensionsAttrs(dimensions):
+            return dimension in dimensions
+    raise AssertionError(node.op)
+
+
+def list_without(rank: int, dimensions: Collection[int]) -> Iterator[int]:
+    return (d for d in range(rank) if d not in dimensions)
+
+
+def _match(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """The dimensions of more than one element that a reshape makes of which others, each as few as can be."""
+    left = [d for d, extent in enumerate(before) if extent != 1]
+    right = [d for d, extent in enumerate(after) if extent != 1]
+    while left and right:
+        one, other = [left.pop(0)], [right.pop(0)]
+        while (a := math.prod(before[d] for d in one)) != (b := math.prod(after[d] for d in other)):
+            if a < b:
+                one.append(left.pop(0))
+            else:
+                other.append(right.pop(0))
+        yield one, other
+
+
+def label_product(body: Graph, node: Node) -> tuple[list[int], list[int]]:
+    """The label of each dimension of a product's operands: its place in the result, or one from its rank on."""
+    attrs, rank = node.attrs, node.array.rank
+    assert isinstance(attrs, DotAttrs)
+    free = itertools.count(len(attrs.lhs_batch))
+
+    def label(operand: str, batch: Sequence[int], summed: Sequence[int]) -> list[int]:
+        known = {d: n for n, d in enumerate(batch)} | {d: rank + n for n, d in enumerate(summed)}
+        return [known[d] if d in known else next(free) for d in range(body[operand].array.rank)]
+
+    left = label(node.operands[0], attrs.lhs_batch, attrs.lhs_contracting)
+    return left, label(node.operands[1], attrs.rhs_batch, attrs.rhs_contracting)
