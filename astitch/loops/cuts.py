@@ -211,10 +211,13 @@ def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
     return 4 * floats
 
 
-def project_xla(loop: Loop, products: int, gpu: Gpu, warp_cycles: float = 0.0) -> float:
+def project_xla(
+    loop: Loop, products: int, gpu: Gpu, warp_cycles: float = 0.0, inner_turns: int = 0
+) -> float:
     """Microseconds of XLA's loop.  Kernels of products are so short that the clock decides; a turn without any also
-    reads and writes its state, which may be large, and does the arithmetic of all its warps."""
-    turn_us = (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
+    reads and writes its state, which may be large, and does the arithmetic of all its warps.
+    inner_turns: of loops in a turn."""
+    turn_us = (TURN_CYCLES * (1 + inner_turns) + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
     if not products:
         state = sum(2 * t.bytes for t, r in _list_roles(loop) if isinstance(r, Carried))
         turn_us += state / (gpu.l2_gbs * 1e3) + _stacked_us(loop, gpu)

@@ -33,6 +33,7 @@ from astitch.loops.merge import merge_loops
 from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps
 from astitch.loops.spell_out import LEAST_ROWS, spell_out
+from astitch.loops.unroll import unroll_inner
 from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
@@ -150,7 +151,14 @@ class LoopPlanner:
     def _plan_spelled(
         self, graph: Graph, loop: Loop, results: tuple[int, ...]
     ) -> LoopPlan | LoopRefusal:
-        """The plan of a loop whose rows are spelled out."""
+        """The plan of a loop whose rows are spelled out, and the turns of loops in it."""
+        condition, body = loop.node.regions
+        body, turns = unroll_inner(body)
+        if turns:
+            unrolled = analyse_loop(graph, replace(loop.node, regions=(condition, body)))
+            if isinstance(unrolled, LoopRefusal):
+                return unrolled
+            loop = unrolled
         live = find_live(loop, results)
         # XLA computes some products of so few numbers in its kernels of other ops.
         products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2
@@ -165,24 +173,24 @@ class LoopPlanner:
                 return spelled
             if any(type(spelled.roles[i]) is not type(loop.roles[i]) for i in results):
                 return LoopRefusal(loop.node.name, "a turn leaves a state as it is")
-            plan = self._plan_loop(spelled, results, products)
+            plan = self._plan_loop(spelled, results, products, turns)
             if isinstance(plan, LoopPlan):
                 return plan
             refused = plan
         return refused
 
     def _plan_loop(
-        self, loop: Loop, results: tuple[int, ...], products: int = 0
+        self, loop: Loop, results: tuple[int, ...], products: int = 0, turns: int = 0
     ) -> LoopPlan | LoopRefusal:
-        """products: XLA's, besides those of the loop."""
+        """products: XLA's in a turn, besides those of the loop.  turns: those of inner loops."""
         node = loop.node
         try:
             loop = join_dimensions(loop, results)
             parts = split_loop(loop, results)
-            plan = self._plan_parts(loop, parts, results, products)
+            plan = self._plan_parts(loop, parts, results, products, turns)
             if isinstance(plan, LoopPlan) and len(parts) > 1:
                 # Or blocks that take a turn of all parts at once, and wait for each other once.
-                joint = self._plan_parts(loop, (results,), results, products)
+                joint = self._plan_parts(loop, (results,), results, products, turns)
                 if isinstance(joint, LoopPlan) and joint.us < plan.us:
                     plan = joint
         except NoPlan as refused:
@@ -200,6 +208,7 @@ class LoopPlanner:
         parts: Sequence[tuple[int, ...]],
         used: tuple[int, ...],
         products: int,
+        turns: int,
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop in the given parts, each with blocks of its own."""
         shares = []
@@ -212,7 +221,7 @@ class LoopPlanner:
         products += sum(len(axes.products) for axes, _, _ in shares)
         pairs = ((axes.rows * axes.units, steps.cycles) for axes, steps, _ in shares)
         cycles = sum(-(-count // 32) * of_warp for count, of_warp in pairs)
-        xla_us = project_xla(loop, products, self.gpu, cycles)
+        xla_us = project_xla(loop, products, self.gpu, cycles, turns)
         return LoopPlan(loop, self._choose_cuts(loop, shares), used, xla_us)
 
     def _choose_cuts(

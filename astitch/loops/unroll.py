@@ -15,13 +15,16 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.loops.analysis import count_turns
 from astitch.rewrite.draft import Draft, Log
-from astitch.rewrite.simplify import rewrite_graph
+from astitch.rewrite.simplify import rewrite_graph, simplify
 
 MOST_TURNS = 32
 """A search among 2^32 numbers."""
 
 MOST_OPS = 1000
 """Of all turns together."""
+
+MOST_INNER_OPS = 4000
+"""The same of a loop in the body of another, where each op is of a few numbers."""
 
 
 def unroll_searches(
@@ -36,8 +39,11 @@ def unroll_searches(
         and (found := _count_short(graph, node))
         and not is_kernel(graph, node)
     }
-    if not turns:
-        return graph
+    return _unroll(graph, turns, heard) if turns else graph
+
+
+def _unroll(graph: Graph, turns: Mapping[str, int], heard: Log) -> Graph:
+    """The graph with the loops of these turns written out."""
     ends: dict[str, list[str]] = {}
 
     def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
@@ -53,6 +59,20 @@ def unroll_searches(
         return None
 
     return rewrite_graph(graph, heard, change)
+
+
+def unroll_inner(body: Graph) -> tuple[Graph, int]:
+    """A loop's body with its short loops written out, and how often these turn in all; the same body without any."""
+    turns = {
+        node.name: counted[0]
+        for node in body
+        if OPS[node.op].is_loop
+        and (counted := count_turns(body, node))
+        and counted[0] * len(node.regions[1].nodes) <= MOST_INNER_OPS
+    }
+    if not turns:
+        return body, 0
+    return simplify(_unroll(body, turns, lambda rule, node: None)), sum(turns.values())
 
 
 def _count_short(graph: Graph, node: Node) -> int:

@@ -422,6 +422,38 @@ def placed(x: Any, p: Any) -> Any:
     return lax.scan(turn, p, x)
 
 
+def transduced(x: Any, alpha: Any) -> Any:
+    """A loop over columns in a loop over turns, as of RNN-T's sums."""
+
+    def turn(alpha: Any, x: Any) -> Any:
+        def cell(c: Any, inputs: Any) -> Any:
+            c = jnp.logaddexp(inputs[0], c + inputs[1])
+            return c, c
+
+        start = jnp.full(x.shape[:1], -9.0)
+        alpha = lax.scan(cell, start, ((alpha + x).T, alpha.T))[1].T
+        return alpha, alpha
+
+    return lax.scan(turn, alpha, x)
+
+
+def integrated(u: Any, q: Any) -> Any:
+    """Short steps in each turn, of a few numbers, or of one."""
+
+    def turn(state: Any, u: Any) -> Any:
+        coupled = jnp.array([[1.0, 0.5], [0.2, 1.0]])
+
+        def step(i: Any, state: Any) -> Any:
+            q, v = state
+            return q + 0.1 * v, v + 0.1 * (u[:, None] - jnp.sin(q) @ coupled) * i
+
+        root = lax.fori_loop(0, 4, lambda _, y: y - (y * y - abs(u)) / (2 * y + 1), u)
+        state = lax.fori_loop(0, 5, step, state)
+        return state, (state[0].max(1), root)
+
+    return lax.scan(turn, (q, jnp.zeros_like(q)), u)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lstm": (lstm, lstm_arguments(16)),
     "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
@@ -460,6 +492,8 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "two_by_two": (two_by_two, (normal(5, 3, 20), normal(3, 20, 2, 2) / 2)),
     "sampler": (sampler, (normal(70, 5),)),
     "placed": (placed, (normal(5, 33), normal(33, 4))),
+    "transduced": (transduced, (normal(6, 20, 5), normal(20, 5))),
+    "integrated": (integrated, (abs(normal(5, 40)), normal(40, 2))),
     "normed": (normed, (normal(6, 3, 12), normal(3, 12) + 9)),
     "parted": (parted, (normal(6, 3, 12), normal(3, 12))),
     "unread_elements": (unread_elements, (normal(5, 2, 3, 5), normal(2, 3, 5))),
@@ -750,7 +784,7 @@ def test_one_group_has_no_races(name: str, order: Order) -> None:
     assert_computes(name, (4, 8, 1, 4), check=True, order=order)
 
 
-@pytest.mark.parametrize("name", ["kalman", "two_by_two", "sampler", "placed"])
+@pytest.mark.parametrize("name", ["kalman", "two_by_two", "sampler", "placed", "transduced"])
 @pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
 def test_rows_of_numbers_have_no_races(name: str, order: Order) -> None:
     assert_computes(name, check=True, order=order)
