@@ -146,7 +146,9 @@ class LoopPlanner:
         if isinstance(plan, LoopPlan):
             return plan
         spelled = self._plan_spelled(graph, loop, results)
-        return spelled if isinstance(spelled, LoopPlan) else plan
+        if isinstance(spelled, LoopPlan):
+            return spelled
+        return replace(plan, reason=f"{plan.reason}; row by row: {spelled.reason}")
 
     def _plan_spelled(
         self, graph: Graph, loop: Loop, results: tuple[int, ...]

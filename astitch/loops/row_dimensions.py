@@ -25,6 +25,8 @@ from astitch.graph.ir import (
     ScatterAttrs,
     SliceAttrs,
     TransposeAttrs,
+    WindowAttrs,
+    WindowDimension,
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import Carried, Loop
@@ -211,6 +213,15 @@ class RowDimensions:
                 self.join((operand, d), (node.name, i))
             self.bind(*((operand, d) for d in node.attrs.dimensions))
 
+    def visit_window(self, node: Node) -> None:
+        attrs = node.attrs
+        assert isinstance(attrs, WindowAttrs)
+        if len(node.operands) != 2:
+            raise NotSpelled(f"%{node.name} is a reduce-window of several values")
+        self.join_or_bind(
+            node.operands[0], node.name, lambda d: attrs.window[d] != WindowDimension(1)
+        )
+
     def visit_projection(self, node: Node) -> None:
         self.join_all(node.operands[0], node.name, range(node.array.rank))
 
@@ -232,6 +243,7 @@ _VISITS: Mapping[str, Callable[[RowDimensions, Node], None]] = {
     "scatter": RowDimensions.visit_scatter,
     "dot": RowDimensions.visit_dot,
     "reduce": RowDimensions.visit_reduce,
+    "reduce-window": RowDimensions.visit_window,
     "get-tuple-element": RowDimensions.visit_projection,
 }
 

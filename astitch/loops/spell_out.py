@@ -36,6 +36,7 @@ from astitch.graph.ir import (
     ScatterAttrs,
     SliceAttrs,
     TransposeAttrs,
+    WindowAttrs,
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import Carried, Loop, Place, Stack
@@ -592,6 +593,26 @@ class _Speller:
                 result[index] = total
         return made if count > 1 else made[0]
 
+    def write_window(self, node: Node) -> np.ndarray:
+        """The numbers in each window, as a running sum has them."""
+        attrs = node.attrs
+        assert isinstance(attrs, WindowAttrs)
+        source, rows = self.find(node.operands[0]), self.row_shape(node.name)
+        (start,) = self.find_repeated(node.operands[1], rows).ravel()
+        made = np.empty(self.form(node.name), object)
+        for index in np.ndindex(made.shape):
+            terms = [[start]]
+            for inner in np.ndindex(*(w.size for w in attrs.window)):
+                at = [
+                    divmod(i * w.stride - w.padding_low + k * w.window_dilation, w.base_dilation)
+                    for i, k, w in zip(index, inner, attrs.window, strict=True)
+                ]
+                inside = (0 <= i < n for (i, _), n in zip(at, source.shape, strict=True))
+                if all(inside) and not any(between for _, between in at):
+                    terms.append([source[tuple(i for i, _ in at)]])
+            (made[index],) = self.combine_terms(node.regions[0], terms, rows)
+        return made
+
     def combine_terms(
         self, region: Graph, terms: Sequence[list[str]], rows: tuple[int, ...]
     ) -> list[str]:
@@ -644,5 +665,6 @@ _WRITES: Mapping[str, Callable[[_Speller, Node], np.ndarray | list[np.ndarray]]]
     "scatter": _Speller.write_scatter,
     "dot": _Speller.write_dot,
     "reduce": _Speller.write_reduce,
+    "reduce-window": _Speller.write_window,
     "get-tuple-element": _Speller.write_projection,
 }

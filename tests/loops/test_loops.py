@@ -416,7 +416,7 @@ def placed(x: Any, p: Any) -> Any:
 
     def turn(p: Any, x: Any) -> Any:
         p = p.at[:, 1].set(p[:, 0] * table[2] + x)
-        p = p.at[:, 2:].multiply(0.5)
+        p = jnp.cumsum(p.at[:, 2:].multiply(0.5), 1, dtype=p.dtype)
         return jnp.sin(p + table), p @ table
 
     return lax.scan(turn, p, x)
