@@ -47,7 +47,8 @@ def choose_tiling(shape: NarrowShape) -> NarrowTiling | None:
         return None
     if shape.groups > 1:
         # A tile lies in one group.
-        depth = math.gcd(depth, shape.depth // shape.groups // (half if shape.transposed else 1))
+        along = half if shape.transposed else 1
+        depth = math.gcd(depth * along, shape.depth // shape.groups) // along
         if depth < LEAST_DEPTH:
             return None
     if shape.factor is DType.F32 and shape.transposed:

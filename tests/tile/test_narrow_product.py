@@ -181,6 +181,8 @@ def test_a_layer_beyond_the_last_is_the_last() -> None:
         {"columns": (33,)},  # of four bits: half a byte
         {"transposed": True, "depth": 33, "groups": 1},
         {"depth": 24, "groups": 2},  # groups of 12
+        {"transposed": True, "depth": 256, "groups": 256},  # of half a byte
+        {"transposed": True, "depth": 32 * 33, "groups": 32},  # of 16 bytes and a half
         {"transposed": True, "depth": 40, "groups": 1},  # rows of 20 bytes
     ],
     ids=str,
