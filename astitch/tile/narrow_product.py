@@ -209,31 +209,47 @@ class _Block:
         self.halves = 2 if self.shape.is_packed else 1
 
     def add_up(self, columns: Tile, lower: Tile, upper: Tile) -> list[Tile]:
-        """The sums over this part of the depth, of both halves of the columns where they are packed."""
+        """The sums over this part of the depth, of both halves of the columns where they are packed.
+
+        A turn loads the scales of the next one: Triton itself loads ahead only what products read.
+        """
         s, t, b = self.shape, self.tiling, self.b
         extents = (t.columns, self.rows) if t.turned else (self.rows, t.columns)
-        count = 2 if self.writer._halves_columns else 1
-        zeros = [b.full(extents, 0.0) for _ in range(count)]
+        places = [columns * 2, columns * 2 + 1] if self.writer._halves_columns else [columns]
         step = t.depth * (2 if self.writer._halves_depth else 1)
+        zeros = [b.full(extents, 0.0) for _ in places]
 
-        def turn(k: Tile, *sums: Tile) -> list[Tile]:
-            pieces = self._read_weights(columns, k)
-            if self.writer._halves_depth:
-                total = b.full(extents, 0.0) if s.scale else sums[0]
-                for half, piece in enumerate(pieces):
-                    given = self._subtract(piece, columns, k)
-                    total = self._multiply(self._read_x(k, half), given, total)
-                return [self._scale(total, sums[0], columns, k)]
-            totals = []
-            x = self._read_x(k, 0)
-            for half, (piece, before) in enumerate(zip(pieces, sums, strict=True)):
-                place = columns * 2 + half if count == 2 else columns
-                given = self._subtract(piece, place, k)
-                start = b.full(extents, 0.0) if s.scale else before
-                totals.append(self._scale(self._multiply(x, given, start), before, place, k))
-            return totals
+        def read_scales(k: Tile) -> list[Tile]:
+            return [self._read_beside(2, s.scales, place, k) for place in places] if s.scale else []
 
-        return b.loop(lower, upper, step, zeros, turn)
+        def turn(k: Tile, *carried: Tile) -> list[Tile]:
+            sums, scales = carried[: len(places)], carried[len(places) :]
+            behind = read_scales(b.minimum(k + step, s.depth - 1))
+            starts = zeros if s.scale else sums
+            totals = self._add_turn(columns, places, k, starts)
+            if s.scale:
+                scaled = zip(sums, totals, scales, strict=True)
+                totals = [before + self._scale(total, scale) for before, total, scale in scaled]
+            return [*totals, *behind]
+
+        return b.loop(lower, upper, step, [*zeros, *read_scales(lower)], turn)[: len(places)]
+
+    def _add_turn(
+        self, columns: Tile, places: Sequence[Tile], k: Tile, starts: Sequence[Tile]
+    ) -> list[Tile]:
+        """The starts, and what a turn adds to each of them without scales.  places: the columns of each half."""
+        pieces = self._read_weights(columns, k)
+        if self.writer._halves_depth:
+            (total,) = starts
+            for half, piece in enumerate(pieces):
+                given = self._subtract(piece, places[0], k)
+                total = self._multiply(self._read_x(k, half), given, total)
+            return [total]
+        x = self._read_x(k, 0)
+        return [
+            self._multiply(x, self._subtract(piece, place, k), start)
+            for piece, place, start in zip(pieces, places, starts, strict=True)
+        ]
 
     def _multiply(self, x: Tile, weights: Tile, total: Tile) -> Tile:
         """total + x weights; x: [rows, depth].  weights: as they lie, [depth, columns] or [columns, depth]."""
@@ -333,13 +349,9 @@ class _Block:
         difference = weights - (offsets.column() if s.transposed else offsets.row())
         return self.b.round_to_tf32(difference) if s.factor is DType.F32 else difference
 
-    def _scale(self, total: Tile, before: Tile, columns: Tile, k: Tile) -> Tile:
-        """before + total * scale; before: the sum without it, where there are no scales it is in total."""
-        s = self.shape
-        if not s.scale:
-            return total
-        scales = self.b.convert(self._read_beside(2, s.scales, columns, k), DType.F32)
-        return before + total * (scales.column() if self.tiling.turned else scales.row())
+    def _scale(self, total: Tile, scales: Tile) -> Tile:
+        factors = self.b.convert(scales, DType.F32)
+        return total * (factors.column() if self.tiling.turned else factors.row())
 
     def _read_beside(self, which: int, dtype: DType, columns: Tile, k: Tile) -> Tile:
         """The offsets (1) or the scales (2) of the group of k: [columns]."""
