@@ -151,7 +151,6 @@ def _is_concatenation(node: Node) -> bool:
 
 def _step(graph: Graph, node: Node, parts: Parts) -> Parts | None:
     """The parts of the operand of an op that only moves or converts elements; None for any other."""
-    before = graph[node.operands[0]].shape if node.operands else ()
     attrs = node.attrs
     if isinstance(attrs, TransposeAttrs):
         moved: list[Part | None] = [None] * len(parts)
@@ -164,7 +163,7 @@ def _step(graph: Graph, node: Node, parts: Parts) -> Parts | None:
     if row is None:
         return None
     if row.is_view and not row.is_bitcast:
-        return _reshape(node.shape, parts, before)
+        return _reshape(node.shape, parts, graph[node.operands[0]].shape)
     return parts if row.is_conversion and node.dtype in FACTORS else None
 
 
@@ -276,18 +275,15 @@ def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
 
 def _find_layer(graph: Graph, node: Node) -> Layer | None:
     """Is it one layer of an array, of all its other elements?"""
-    if not node.operands:
+    if not (isinstance(node.attrs, SliceAttrs) or node.opcode in _DYNAMIC_SLICES):
         return None
     before = graph[node.operands[0]].shape
     if len(before) < 2 or node.shape[:1] != (1,) or node.shape[1:] != before[1:]:
         return None
     if isinstance(node.attrs, SliceAttrs):
         return Layer(before[0], node.attrs.starts[0])
-    if node.opcode in _DYNAMIC_SLICES:
-        _, first, *others = node.operands
-        if all(_is_zero(graph[other]) for other in others):
-            return Layer(before[0], first)
-    return None
+    _, first, *others = node.operands
+    return Layer(before[0], first) if all(_is_zero(graph[o]) for o in others) else None
 
 
 _DYNAMIC_SLICES = {op for op, row in OPS.items() if row.attributes.of is DynamicSliceAttrs}

@@ -62,7 +62,7 @@ class NarrowShape:
 class NarrowTiling:
     """columns, depth: extents of a tile of weights as they are stored.  turned: is it the left factor of products?
 
-    warps, stages: see TileProgram.
+    rows: of a tile of x, at most.  warps, stages: see TileProgram.
     """
 
     columns: int
@@ -70,6 +70,7 @@ class NarrowTiling:
     warps: int
     stages: int
     turned: bool = False
+    rows: int = 64
 
 
 def write_narrow_product(shape: NarrowShape, tiling: NarrowTiling) -> TileProgram:
@@ -92,10 +93,21 @@ class _Writer:
             parameters,
             len(parameters) - 1,
             self.b.statements(),
-            (sum(self._count_tiles()), s.parts, s.batch),
+            (sum(self._count_tiles()) * self.row_tiles, s.parts, s.batch),
             self.tiling.warps,
             self.tiling.stages,
         )
+
+    @property
+    def rows(self) -> int:
+        """Of a tile of x."""
+        narrow = self.tiling.turned and self.shape.factor is not DType.F32
+        least = LEAST_COLUMNS if narrow else LEAST_ROWS
+        return min(max(least, 1 << (self.shape.rows - 1).bit_length()), self.tiling.rows)
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.shape.rows // self.rows)
 
     def _list_parameters(self) -> tuple[Parameter, ...]:
         s = self.shape
@@ -133,7 +145,10 @@ class _Writer:
 
     def _write_block(self) -> None:
         s, t, b = self.shape, self.tiling, self.b
-        tile, part, batch = (b.program_id(axis) for axis in range(3))
+        block, part, batch = (b.program_id(axis) for axis in range(3))
+        # Blocks that read the same weights are neighbours.
+        tile, across = block / self.row_tiles, block % self.row_tiles
+        rows = across * self.rows + b.range(self.rows)
         counts = self._count_tiles()
         ends = list(accumulate(counts))
         number = b.scalar(0)
@@ -144,16 +159,16 @@ class _Writer:
         above = self._pick(
             number, [n - m for n, m in zip(accumulate(s.columns), s.columns, strict=True)]
         )
-        block = _Block(self, number, width, batch, self._read_layer())
+        summing = _Block(self, rows, number, width, batch, self._read_layer())
         columns = (tile - first) * t.columns + b.range(t.columns)
         lower = part * s.share
         upper = lower + s.share
         if s.depth % s.share:
             upper = b.minimum(upper, s.depth)
-        sums = block.add_up(columns, lower, upper)
+        sums = summing.add_up(columns, lower, upper)
         halves = [columns * 2, columns * 2 + 1] if self._halves_columns else [columns]
         for half, total in zip(halves, sums, strict=True):
-            self._store(part, batch, half, width, above, total)
+            self._store(part, batch, rows, half, width, above, total)
 
     def _read_layer(self) -> Tile:
         s, b = self.shape, self.b
@@ -173,15 +188,21 @@ class _Writer:
         return chosen
 
     def _store(
-        self, part: Tile, batch: Tile, columns: Tile, width: Tile, above: Tile, total: Tile
+        self,
+        part: Tile,
+        batch: Tile,
+        rows: Tile,
+        columns: Tile,
+        width: Tile,
+        above: Tile,
+        total: Tile,
     ) -> None:
         """total: [rows, columns], or turned."""
         s, b = self.shape, self.b
         turned = self.tiling.turned
-        rows = b.range(total.shape[1 if turned else 0])
         inside = rows < s.rows
         row, column = (rows.row(), columns.column()) if turned else (rows.column(), columns.row())
-        mask = (inside.row() if turned else inside.column()) if s.rows < rows.shape[0] else None
+        mask = (inside.row() if turned else inside.column()) if s.rows % self.rows else None
         if any(n % (self.tiling.columns * (1 + self._halves_columns)) for n in s.columns):
             real = columns < width
             shown = real.column() if turned else real.row()
@@ -196,6 +217,7 @@ class _Block:
     """What the block of one matrix, one batch and one layer computes."""
 
     writer: _Writer
+    rows: Tile
     number: Tile
     width: Tile
     batch: Tile
@@ -203,9 +225,6 @@ class _Block:
 
     def __post_init__(self) -> None:
         self.shape, self.tiling, self.b = self.writer.shape, self.writer.tiling, self.writer.b
-        narrow = self.tiling.turned and self.shape.factor is not DType.F32
-        least = LEAST_COLUMNS if narrow else LEAST_ROWS
-        self.rows = max(least, 1 << (self.shape.rows - 1).bit_length())
         self.halves = 2 if self.shape.is_packed else 1
 
     def add_up(self, columns: Tile, lower: Tile, upper: Tile) -> list[Tile]:
@@ -214,7 +233,8 @@ class _Block:
         A turn loads the scales of the next one: Triton itself loads ahead only what products read.
         """
         s, t, b = self.shape, self.tiling, self.b
-        extents = (t.columns, self.rows) if t.turned else (self.rows, t.columns)
+        rows = self.writer.rows
+        extents = (t.columns, rows) if t.turned else (rows, t.columns)
         places = [columns * 2, columns * 2 + 1] if self.writer._halves_columns else [columns]
         step = t.depth * (2 if self.writer._halves_depth else 1)
         zeros = [b.full(extents, 0.0) for _ in places]
@@ -263,13 +283,12 @@ class _Block:
     def _read_x(self, k: Tile, half: int) -> Tile:
         """[rows, depth] from k on; of packed depth the even or the odd elements."""
         s, t, b = self.shape, self.tiling, self.b
-        rows = b.range(self.rows)
         depth, first, whole = s.depth, k, self.batch
         if self.writer._halves_depth:
             depth, first, whole = s.depth // 2, k / 2, self.batch + half * s.batch
         places = first + b.range(t.depth)
-        offsets = (whole * s.rows + rows.column()) * depth + places.row()
-        mask = (rows < s.rows).column() if s.rows < self.rows else None
+        offsets = (whole * s.rows + self.rows.column()) * depth + places.row()
+        mask = (self.rows < s.rows).column() if s.rows % self.writer.rows else None
         if depth % t.depth:
             real = (places < depth).row()
             mask = real if mask is None else mask & real

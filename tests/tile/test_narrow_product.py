@@ -148,6 +148,28 @@ def test_kernels_give_what_the_op_means(shape: NarrowShape) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rows", [32, 37, 100])
+def test_rows_of_several_tiles(rows: int, turned: bool) -> None:
+    shape = replace(GROUPED, rows=rows, batch=2)
+    check(shape, NarrowTiling(32, 64, 4, 2, turned, rows=16))
+
+
+@pytest.mark.parametrize(
+    ("weights", "factor", "most"),
+    [
+        (DType.BF16, DType.BF16, 512),
+        (DType.F16, DType.F16, 512),
+        (DType.F32, DType.F32, 64),
+        (DType.S8, DType.BF16, 64),
+    ],
+)
+def test_how_many_rows_are_few(weights: DType, factor: DType, most: int) -> None:
+    shape = replace(GROUPED, weights=weights, factor=factor, groups=1, scale=False, columns=(1024,))
+    assert choose_tiling(replace(shape, rows=most)) is not None
+    assert choose_tiling(replace(shape, rows=most + 1)) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("weights", [DType.BF16, DType.S8, DType.S4])
 def test_either_factor_may_be_the_left_one(weights: DType, transposed: bool, turned: bool) -> None:
