@@ -154,8 +154,10 @@ def find_starts(graph: Graph, node: Node) -> dict[int, Literal]:
     return found
 
 
-def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
-    """The roles of a while's state.  graph: where the while stands."""
+def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | LoopRefusal:
+    """The roles of a while's state.  graph: where the while stands.  carries: an array that a turn writes to in some
+    other way than slice by slice is carried like others; else that is refused.
+    """
     condition, body = node.regions
     for inner in body:
         if not is_pure(inner):
@@ -187,7 +189,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
             roles.append(Invariant())
         elif (stack := _find_stack(body, name, output, integers, trips)) is not None:
             roles.append(stack)
-        elif body[output].op == "dynamic-update-slice":
+        elif body[output].op == "dynamic-update-slice" and not carries:
             return LoopRefusal(
                 node.name, f"what %{output} writes is not one slice of a stack a turn"
             )

@@ -134,6 +134,9 @@ class LoopPlanner:
 
     def _plan(self, graph: Graph, node: Node, used: Collection[int]) -> LoopPlan | LoopRefusal:
         loop = analyse_loop(graph, node)
+        refused = loop if isinstance(loop, LoopRefusal) else None
+        if refused:
+            loop = analyse_loop(graph, node, carries=True)
         if isinstance(loop, LoopRefusal):
             return loop
         results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
@@ -142,7 +145,7 @@ class LoopPlanner:
         if (stack := find_numbered_stack(loop, results)) is not None:
             reason = f"%{stack} makes a stack of numbers that the turn decides"
             return LoopRefusal(node.name, reason)
-        plan = self._plan_loop(loop, results)
+        plan = refused or self._plan_loop(loop, results)
         if isinstance(plan, LoopPlan):
             return plan
         spelled = self._plan_spelled(graph, loop, results)
@@ -157,7 +160,8 @@ class LoopPlanner:
         condition, body = loop.node.regions
         body, turns = unroll_inner(body)
         if turns:
-            unrolled = analyse_loop(graph, replace(loop.node, regions=(condition, body)))
+            node = replace(loop.node, regions=(condition, body))
+            unrolled = analyse_loop(graph, node, carries=True)
             if isinstance(unrolled, LoopRefusal):
                 return unrolled
             loop = unrolled

@@ -159,35 +159,49 @@ class RowDimensions:
         self.join_or_bind(update, node.name, lambda d: node.shape[d] != shape[d])
 
     def visit_gather(self, node: Node) -> None:
-        """Windows of a table at known places: along rows they are whole."""
+        """Windows of a table: along rows they are whole, or each row has a table of its own."""
         attrs = node.attrs
         assert isinstance(attrs, GatherAttrs)
         source, indices = node.operands
-        if attrs.operand_batching_dims:
-            raise NotSpelled(f"%{node.name} reads a table of each row")
-        whole = list(list_without(self.body[source].array.rank, attrs.collapsed_slice_dims))
+        gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
+        whole = list(list_without(self.body[source].array.rank, gone))
         for d, at in zip(whole, attrs.offset_dims, strict=True):
             parted = attrs.slice_sizes[d] != self.body[source].shape[d]
             self.match((source, d), (node.name, at), parted)
         self.bind(*((source, d) for d in attrs.collapsed_slice_dims))
-        self.bind(*((indices, d) for d in range(self.body[indices].array.rank)))
-        self.bind(*((node.name, d) for d in list_without(node.array.rank, attrs.offset_dims)))
+        self.bind((indices, attrs.index_vector_dim))
+        places = list_without(self.body[indices].array.rank, [attrs.index_vector_dim])
+        for d, at in zip(places, list_without(node.array.rank, attrs.offset_dims), strict=True):
+            self.join((indices, d), (node.name, at))
+        batches = zip(attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True)
+        for d, at in batches:
+            self.join((source, d), (indices, at))
 
     def visit_scatter(self, node: Node) -> None:
-        """Windows written at known places: along rows they are whole."""
+        """Windows written among few numbers: along rows they are whole."""
         attrs = node.attrs
         assert isinstance(attrs, ScatterAttrs)
-        if attrs.input_batching_dims or len(node.operands) != 3:
-            raise NotSpelled(f"%{node.name} writes a table of each row")
+        if len(node.operands) != 3:
+            raise NotSpelled(f"%{node.name} is a scatter of several values")
         target, indices, updates = node.operands
         self.join_all(target, node.name, range(node.array.rank))
-        whole = list(list_without(node.array.rank, attrs.inserted_window_dims))
+        gone = (*attrs.inserted_window_dims, *attrs.input_batching_dims)
+        whole = list(list_without(node.array.rank, gone))
         shape = self.body[updates].shape
         for d, at in zip(whole, attrs.update_window_dims, strict=True):
             self.match((target, d), (updates, at), shape[at] != node.shape[d])
         self.bind(*((target, d) for d in attrs.inserted_window_dims))
-        self.bind(*((indices, d) for d in range(self.body[indices].array.rank)))
-        self.bind(*((updates, d) for d in list_without(len(shape), attrs.update_window_dims)))
+        self.bind((indices, attrs.index_vector_dim))
+        places = list_without(self.body[indices].array.rank, [attrs.index_vector_dim])
+        batches = dict(
+            zip(attrs.scatter_indices_batching_dims, attrs.input_batching_dims, strict=True)
+        )
+        for d, at in zip(places, list_without(len(shape), attrs.update_window_dims), strict=True):
+            self.join((indices, d), (updates, at))
+            if d in batches:
+                self.join((target, batches[d]), (indices, d))
+            else:
+                self.bind((indices, d))
 
     def match(self, one: Dimension, other: Dimension, meets: bool) -> None:
         """Joins two dimensions, or binds both."""

@@ -19,6 +19,7 @@ from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,
+    CompareAttrs,
     ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
@@ -432,7 +433,7 @@ class _Speller:
         source = node.operands[0]
         place = self.loop.slices.get(node.name)
         if place is None:
-            return self.find(source)[self.find_window(node, 1, node.shape, source)]
+            return self.read_window(node)
         shape, numbers, turns = self.layouts[source]
         sizes = tuple(1 if d == turns else n for d, n in enumerate(shape))
         operands = (source, *self.list_indices(source, node, 1, place))
@@ -440,61 +441,134 @@ class _Speller:
         slice_ = self.put("dynamic-slice", type_, operands, DynamicSliceAttrs(sizes))
         return self.cut(slice_, node.name, numbers)
 
-    def write_update(self, node: Node) -> np.ndarray:
-        target, update = node.operands[:2]
-        made = self.find(target).copy()
-        made[self.find_window(node, 2, self.body[update].shape, target)] = self.find(update)
+    def read_window(self, node: Node) -> np.ndarray:
+        """A slice of a few numbers, wherever it is."""
+        source, rows = node.operands[0], self.row_shape(node.name)
+        numbers, shape = self.find(source), self.body[source].shape
+        starts = self.read_starts(node, 1, node.shape, source)
+        limits = [extent - size for extent, size in zip(shape, node.shape, strict=True)]
+        made = np.empty(self.form(node.name), object)
+        for index in np.ndindex(made.shape):
+            made[index] = self.choose(numbers, starts, limits, index, rows)
         return made
 
-    def find_window(
+    def write_update(self, node: Node) -> np.ndarray:
+        """A few numbers with others among them, wherever these are."""
+        target, update = node.operands[:2]
+        rows, sizes, shape = self.row_shape(node.name), self.body[update].shape, node.shape
+        made, written = self.find(target).copy(), self.find_repeated(update, rows)
+        starts = self.read_starts(node, 2, sizes, target)
+        limits = [extent - size for extent, size in zip(shape, sizes, strict=True)]
+        type_ = ArrayType(node.dtype, rows)
+        options = [
+            range(limit + 1) if isinstance(start, str) else [min(max(start, 0), limit)]
+            for start, limit in zip(starts, limits, strict=True)
+        ]
+        for place in itertools.product(*options):
+            tests = [
+                self.compare(start, "LE" if not at else "GE" if at == limit else "EQ", at, rows)
+                for start, at, limit in zip(starts, place, limits, strict=True)
+                if isinstance(start, str)
+            ]
+            for index, number in np.ndenumerate(written):
+                at = tuple(a + i for a, i in zip(place, index, strict=True))
+                old = self.repeat(made[at], rows)
+                for test in tests:
+                    number = self.put("select", type_, (test, number, old))
+                made[at] = number
+        return made
+
+    def compare(self, number: str, direction: str, with_: int, rows: tuple[int, ...]) -> str:
+        """Is a number, along these rows, less than another one, the same, or more?"""
+        node = self.nodes[number]
+        constant = self.repeat(self.put_constant(np.asarray(with_), node.dtype), node.shape)
+        type_ = ArrayType(DType.PRED, node.shape)
+        test = self.put("compare", type_, (number, constant), CompareAttrs(direction))
+        return self.repeat(test, rows)
+
+    def choose(
+        self,
+        numbers: np.ndarray,
+        starts: Sequence[int | str],
+        limits: Sequence[int],
+        index: Sequence[int],
+        rows: tuple[int, ...],
+    ) -> str:
+        """The number of a window at an index.  starts: of the window, some of them numbers of the rows'.  limits: the
+        last ones within bounds."""
+        for d, start in enumerate(starts):
+            if not isinstance(start, str):
+                continue
+            chosen = ""
+            for at in range(limits[d] + 1):
+                option = self.choose(
+                    numbers, [*starts[:d], at, *starts[d + 1 :]], limits, index, rows
+                )
+                if chosen:
+                    test, type_ = self.compare(start, "GE", at, rows), self.nodes[option].array
+                    option = self.put("select", type_, (test, option, chosen))
+                chosen = option
+            return chosen
+        known = [
+            min(max(int(start), 0), limit) for start, limit in zip(starts, limits, strict=True)
+        ]
+        return self.repeat(numbers[tuple(a + i for a, i in zip(known, index, strict=True))], rows)
+
+    def read_starts(
         self, node: Node, first: int, sizes: Sequence[int], source: str
-    ) -> tuple[slice, ...]:
-        """Which numbers a slice or an update has whose indices no turn changes."""
-        cuts = []
+    ) -> list[int | str]:
+        """Where a slice or an update is: numbers of the rows' where that is not known."""
+        starts: list[int | str] = []
         for d, (index, size) in enumerate(zip(node.operands[first:], sizes, strict=True)):
-            extent = self.body[source].shape[d]
             place = self.loop.integers.get(index)
-            if d in self.rows[source] or size == extent:
-                cuts.append(slice(None))
-            elif place is None or place.scale:
-                raise NotSpelled(f"%{node.name} is at a place that turns decide")
+            if size == self.body[source].shape[d]:
+                starts.append(0)
+            elif place is not None and not place.scale:
+                starts.append(place.offset)
             else:
-                start = min(max(place.offset, 0), extent - size)
-                cuts.append(slice(start, start + size))
-        return tuple(cuts)
+                starts += self.find(index).ravel().tolist()
+        return starts
 
-    def read_places(self, node: Node, name: str, vector: int) -> np.ndarray:
-        """The places of windows, if they are known; the numbers of one place last."""
+    def read_places(self, name: str, vector: int) -> np.ndarray:
+        """The places of windows, numbers of the rows' where they are not known; the numbers of one place last."""
 
-        def read(number: str) -> int:
+        def read(number: str) -> int | str:
             attrs = self.nodes[number].attrs
-            if not isinstance(attrs, ConstantAttrs):
-                raise NotSpelled(f"%{node.name} is at a place that turns decide")
-            return int(attrs.value.numpy())
+            return int(attrs.value.numpy()) if isinstance(attrs, ConstantAttrs) else number
 
         integer = self.loop.integers.get(name)
         if integer is not None and not integer.scale:
-            places = np.full(self.body[name].shape, integer.offset)
+            places = np.full(self.body[name].shape, integer.offset, object)
         else:
-            places = _each(self.find(name), read).astype(np.int64)
+            places = _each(self.find(name), read)
         return places[..., None] if vector == places.ndim else np.moveaxis(places, vector, -1)
 
     def write_gather(self, node: Node) -> np.ndarray:
         attrs = node.attrs
         assert isinstance(attrs, GatherAttrs)
-        source, form = self.find(node.operands[0]), self.form(node.name)
-        places = self.read_places(node, node.operands[1], attrs.index_vector_dim)
-        shape = self.body[node.operands[0]].shape
-        whole = list(list_without(len(shape), attrs.collapsed_slice_dims))
-        made = np.empty(form, object)
-        for index in np.ndindex(form):
-            at = [0] * len(shape)
-            place = places[tuple(index[d] for d in list_without(len(form), attrs.offset_dims))]
+        source, indices = node.operands
+        numbers, rows, shape = self.find(source), self.row_shape(node.name), self.body[source].shape
+        places = self.read_places(indices, attrs.index_vector_dim)
+        outside = list(list_without(node.array.rank, attrs.offset_dims))
+        of_places = list(list_without(self.body[indices].array.rank, [attrs.index_vector_dim]))
+        gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
+        whole = list(list_without(len(shape), gone))
+        limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
+        made = np.empty(self.form(node.name), object)
+        for index in np.ndindex(made.shape):
+            starts: list[int | str] = [0] * len(shape)
+            place = places[tuple(index[d] for d in outside)]
             for d, start in zip(attrs.start_index_map, place, strict=True):
-                at[d] = min(max(int(start), 0), shape[d] - attrs.slice_sizes[d])
+                starts[d] = start if limits[d] else 0
+            inside = [0] * len(shape)
             for d, offset in zip(whole, attrs.offset_dims, strict=True):
-                at[d] += index[offset]
-            made[index] = source[tuple(at)]
+                inside[d] = index[offset]
+            for d, at in zip(
+                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
+            ):
+                inside[d] = index[outside[of_places.index(at)]]
+                starts[d] = 0
+            made[index] = self.choose(numbers, starts, limits, inside, rows)
         return made
 
     def write_scatter(self, node: Node) -> np.ndarray:
@@ -502,25 +576,48 @@ class _Speller:
         assert isinstance(attrs, ScatterAttrs)
         target, indices, updates = node.operands
         made, written = self.find(target).copy(), self.find(updates)
-        places = self.read_places(node, indices, attrs.index_vector_dim)
-        shape, sizes = node.shape, self.body[updates].shape
-        whole = list(list_without(len(shape), attrs.inserted_window_dims))
-        rows = self.row_shape(node.name)
+        places = self.read_places(indices, attrs.index_vector_dim)
+        sizes, rows = self.body[updates].shape, self.row_shape(node.name)
+        type_ = ArrayType(node.dtype, rows)
+        gone = (*attrs.inserted_window_dims, *attrs.input_batching_dims)
+        whole = list_without(node.array.rank, gone)
+        offsets = dict(zip(whole, attrs.update_window_dims, strict=True))
+        limits = [
+            extent - (sizes[offsets[d]] if d in offsets else 1)
+            for d, extent in enumerate(node.shape)
+        ]
+        outside = list(list_without(len(sizes), attrs.update_window_dims))
+        of_places = list(list_without(self.body[indices].array.rank, [attrs.index_vector_dim]))
+        batches = {
+            d: outside[of_places.index(at)]
+            for d, at in zip(
+                attrs.input_batching_dims, attrs.scatter_indices_batching_dims, strict=True
+            )
+        }
         for index, number in np.ndenumerate(written):
-            start, last = [0] * len(shape), [0] * len(shape)
-            place = places[
-                tuple(index[d] for d in list_without(len(sizes), attrs.update_window_dims))
+            starts: list[int | str] = [0] * node.array.rank
+            place = places[tuple(index[d] for d in outside)]
+            for d, start in zip(attrs.scatter_dims_to_operand_dims, place, strict=True):
+                starts[d] = start
+            for d, at_update in batches.items():
+                starts[d] = index[at_update]
+            # A window that is not within bounds is not written.
+            options = [
+                [at for at in range(limit + 1) if isinstance(start, str) or at == start]
+                for start, limit in zip(starts, limits, strict=True)
             ]
-            for d, first in zip(attrs.scatter_dims_to_operand_dims, place, strict=True):
-                start[d] = last[d] = int(first)
-            at = list(start)
-            for d, offset in zip(whole, attrs.update_window_dims, strict=True):
-                at[d] += index[offset]
-                last[d] += sizes[offset] - 1
-            if min(start) < 0 or any(n >= extent for n, extent in zip(last, shape, strict=True)):
-                continue  # such a window is not written
-            arguments = [self.repeat(made[tuple(at)], rows), self.repeat(number, rows)]
-            (made[tuple(at)],) = self.reduce_once(node.regions[0], arguments, rows)
+            for known in itertools.product(*options):
+                at = tuple(
+                    a + (index[offsets[d]] if d in offsets else 0) for d, a in enumerate(known)
+                )
+                old = self.repeat(made[at], rows)
+                arguments = [old, self.repeat(number, rows)]
+                (new,) = self.reduce_once(node.regions[0], arguments, rows)
+                for start, a in zip(starts, known, strict=True):
+                    if isinstance(start, str):
+                        test = self.compare(start, "EQ", a, rows)
+                        new = self.put("select", type_, (test, new, old))
+                made[at] = new
         return made
 
     def write_dot(self, node: Node) -> np.ndarray:

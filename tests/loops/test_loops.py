@@ -422,6 +422,35 @@ def placed(x: Any, p: Any) -> Any:
     return lax.scan(turn, p, x)
 
 
+def chosen(x: Any, q: Any) -> Any:
+    """Places that a row computes, or that are the turn's: beyond the ends too."""
+    table = jnp.array([[0.5, -1.0, 2.0], [0.25, 1.5, -0.5]], jnp.float32)
+
+    def turn(i: Any, state: Any) -> Any:
+        q, last, seen = state
+        best = jnp.argmax(q, 1)
+        value = jnp.take_along_axis(q, best[:, None], 1)[:, 0]
+        last = (last + best) % 3
+        q = q.at[:, i % 5].multiply(0.5) + jnp.sin(q) * table[i % 2][last][:, None]
+        q = jax.vmap(lambda q, best: q.at[best].add(-0.3, mode="drop"))(q, best + last)
+        q = lax.dynamic_update_slice_in_dim(q, 0.1 * q[:, :2], i - 1, 1)
+        return q + x * lax.dynamic_slice_in_dim(q, i, 1, 1), last, seen + value
+
+    zeros = jnp.zeros(q.shape[0], jnp.int32), jnp.zeros(q.shape[0])
+    return lax.fori_loop(0, 6, turn, (q, *zeros))
+
+
+def remembered(x: Any, q: Any) -> Any:
+    """The last few values, each in the place of the oldest."""
+
+    def turn(state: Any, x: Any) -> Any:
+        i, q = state
+        q = lax.dynamic_update_slice_in_dim(q, (x + q.mean(1))[:, None], i % 3, 1)
+        return (i + 1, q), None
+
+    return lax.scan(turn, (0, q), x)[0]
+
+
 def transduced(x: Any, alpha: Any) -> Any:
     """A loop over columns in a loop over turns, as of RNN-T's sums."""
 
@@ -492,6 +521,8 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "two_by_two": (two_by_two, (normal(5, 3, 20), normal(3, 20, 2, 2) / 2)),
     "sampler": (sampler, (normal(70, 5),)),
     "placed": (placed, (normal(5, 33), normal(33, 4))),
+    "chosen": (chosen, (normal(40, 1), normal(40, 5))),
+    "remembered": (remembered, (normal(7, 40), normal(40, 3))),
     "transduced": (transduced, (normal(6, 20, 5), normal(20, 5))),
     "integrated": (integrated, (abs(normal(5, 40)), normal(40, 2))),
     "normed": (normed, (normal(6, 3, 12), normal(3, 12) + 9)),
@@ -811,7 +842,6 @@ def test_rows_are_the_lanes_of_warps() -> None:
     [
         (80, lambda i, x: jnp.sin(x[:, ::-1]), "has 80 numbers that meet"),
         (9, lambda i, x: jnp.sort(x), "is a sort"),
-        (9, lambda i, x: x + lax.dynamic_slice_in_dim(x, i, 1, 1), "at a place that turns decide"),
         (64, lambda i, x: jnp.sin(x[:, ::-1] @ jnp.outer(x[0], x[0])), "numbers that meet"),
     ],
 )
