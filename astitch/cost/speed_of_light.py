@@ -91,9 +91,8 @@ def measure_work(graph: Graph, members: Iterable[str]) -> Work:
         size = array_of(node).size
         if not isinstance(node.type, TupleType):
             stored = storage_name(graph, name)
-            is_made = (
-                stored.partition("#")[0] in inside
-            )  # else it is a view, and no work for others
+            # A view of what another op stores is no work for those who read it.
+            is_made = stored.partition("#")[0] in inside
             if is_made and (name in wanted or any(u not in inside for u in graph.users[name])):
                 needed[name] = size
                 written[stored] = storage_type(graph, stored).bytes

@@ -235,9 +235,7 @@ def _find_chain(
         elif not (OPS[node.op].is_view and not OPS[node.op].is_bitcast):
             return None
         name = node.operands[0]
-        if len(updates) > MOST_UPDATES:
-            return None
-    if not updates or node.array.bytes < LEAST_BYTES:
+    if not 0 < len(updates) <= MOST_UPDATES or node.array.bytes < LEAST_BYTES:
         return None
     sliced = _find_sliced(body, written, node, integers)
     if sliced is None or not all(_fits(update, node, sliced) for update in updates):

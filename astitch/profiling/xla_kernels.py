@@ -23,6 +23,7 @@ from astitch.hlo.tile_call import TRITON
 from astitch.hlo_import import find_source
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path
+from astitch.tile.narrow_product import NARROW_PRODUCT
 
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "
@@ -244,7 +245,7 @@ def _is_narrow_product(instruction: Any) -> bool:
     """Is it a kernel of ours that reads one layer of weights (hlo/narrow_product.py)?"""
     return (
         instruction.custom_call_target == TRITON.encode()
-        and b'name = "narrow_product' in instruction.backend_config
+        and f'name = "{NARROW_PRODUCT}'.encode() in instruction.backend_config
     )
 
 

@@ -114,8 +114,10 @@ def _find(graph: Graph, node: Node, gpu: Gpu) -> _Found | None:
     tiling = choose_tiling(shape)
     if tiling is None or not _is_faster(found):
         return None
-    share = choose_share(shape, tiling, gpu.sms)
-    return replace(found, shape=replace(shape, share=share))
+    shape = replace(shape, share=choose_share(shape, tiling, gpu.sms))
+    if shape.parts * shape.batch * shape.rows * sum(shape.columns) > MOST_ELEMENTS:
+        return None
+    return replace(found, shape=shape)
 
 
 def _is_faster(found: _Found) -> bool:
@@ -172,7 +174,7 @@ def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | N
         for matrix, columns in zip(weights.matrices, weights.columns, strict=True)
     }
     kind = kinds.pop()
-    if kinds or kind is None or factor not in FACTORS:
+    if kinds or kind is None:
         return None
     dtype = kind.dtype
     if dtype not in INTEGERS and (dtype is not factor or kind.scales or kind.offsets):

@@ -267,7 +267,7 @@ def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
     layer = _find_layer(graph, node)
     if layer is not None:
         name = node.operands[0]
-        parts = parts[1:] if parts[0] is None else (parts[0],)
+        parts = parts[1:]
     dtype = dtype or node.dtype
     kept = tuple(part for part in parts if part)
     return Stored(name, dtype, kept, layer)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 from astitch.graph.ir import DType
 from astitch.tile.program import Builder, Parameter, Tile, TileProgram
+
+NARROW_PRODUCT = "narrow_product"
+"""What the names of these kernels begin with."""
 
 LEAST_ROWS, LEAST_COLUMNS = 16, 8
 """Of a product; so few columns only of 16 bits: Triton's of f32 was wrong (an H100, jax 0.11.2)."""
@@ -47,6 +51,16 @@ class NarrowShape:
     @property
     def is_packed(self) -> bool:
         return self.weights in (DType.S4, DType.U4)
+
+    @property
+    def halves_columns(self) -> bool:
+        """Are two columns of a row in one byte?"""
+        return self.is_packed and not self.transposed
+
+    @property
+    def halves_depth(self) -> bool:
+        """Are two elements of a column in one byte?"""
+        return self.is_packed and self.transposed
 
     @property
     def stored(self) -> DType:
@@ -86,12 +100,11 @@ class _Writer:
 
     def write(self) -> TileProgram:
         s = self.shape
-        parameters = self._list_parameters()
         self._write_block()
         return TileProgram(
-            f"narrow_product_{s.rows}x{s.depth}x{sum(s.columns)}",
-            parameters,
-            len(parameters) - 1,
+            f"{NARROW_PRODUCT}_{s.rows}x{s.depth}x{sum(s.columns)}",
+            self.parameters,
+            len(self.parameters) - 1,
             self.b.statements(),
             (sum(self._count_tiles()) * self.row_tiles, s.parts, s.batch),
             self.tiling.warps,
@@ -109,7 +122,9 @@ class _Writer:
     def row_tiles(self) -> int:
         return -(-self.shape.rows // self.rows)
 
-    def _list_parameters(self) -> tuple[Parameter, ...]:
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The operands in order, the number of the layer last, and the result."""
         s = self.shape
         whole = s.layers * s.batch
         half = 2 if s.is_packed else 1
@@ -131,17 +146,8 @@ class _Writer:
 
     def _count_tiles(self) -> list[int]:
         """Tiles of columns of each matrix."""
-        half = 2 if self._halves_columns else 1
+        half = 2 if self.shape.halves_columns else 1
         return [-(-n // half // self.tiling.columns) for n in self.shape.columns]
-
-    @property
-    def _halves_columns(self) -> bool:
-        """Are two columns of a row in one byte?"""
-        return self.shape.is_packed and not self.shape.transposed
-
-    @property
-    def _halves_depth(self) -> bool:
-        return self.shape.is_packed and self.shape.transposed
 
     def _write_block(self) -> None:
         s, t, b = self.shape, self.tiling, self.b
@@ -166,7 +172,7 @@ class _Writer:
         if s.depth % s.share:
             upper = b.minimum(upper, s.depth)
         sums = summing.add_up(columns, lower, upper)
-        halves = [columns * 2, columns * 2 + 1] if self._halves_columns else [columns]
+        halves = [columns * 2, columns * 2 + 1] if self.shape.halves_columns else [columns]
         for half, total in zip(halves, sums, strict=True):
             self._store(part, batch, rows, half, width, above, total)
 
@@ -174,8 +180,7 @@ class _Writer:
         s, b = self.shape, self.b
         if not s.layer:
             return b.scalar(0)
-        parameter = len(self._list_parameters()) - 2
-        given = b.load(parameter, DType.S32, b.scalar(0))
+        given = b.load(len(self.parameters) - 2, DType.S32, b.scalar(0))
         return b.maximum(b.minimum(given, s.layers - 1), 0)
 
     def _pick(self, number: Tile, values: Sequence[int]) -> Tile:
@@ -203,13 +208,12 @@ class _Writer:
         inside = rows < s.rows
         row, column = (rows.row(), columns.column()) if turned else (rows.column(), columns.row())
         mask = (inside.row() if turned else inside.column()) if s.rows % self.rows else None
-        if any(n % (self.tiling.columns * (1 + self._halves_columns)) for n in s.columns):
+        if any(n % (self.tiling.columns * (1 + self.shape.halves_columns)) for n in s.columns):
             real = columns < width
             shown = real.column() if turned else real.row()
             mask = shown if mask is None else mask & shown
         offsets = ((part * s.batch + batch) * s.rows + row) * sum(s.columns) + (column + above)
-        parameter = len(self._list_parameters()) - 1
-        self.b.store(parameter, offsets, b.convert(total, s.result), mask)
+        b.store(len(self.parameters) - 1, offsets, b.convert(total, s.result), mask)
 
 
 @dataclass
@@ -235,8 +239,8 @@ class _Block:
         s, t, b = self.shape, self.tiling, self.b
         rows = self.writer.rows
         extents = (t.columns, rows) if t.turned else (rows, t.columns)
-        places = [columns * 2, columns * 2 + 1] if self.writer._halves_columns else [columns]
-        step = t.depth * (2 if self.writer._halves_depth else 1)
+        places = [columns * 2, columns * 2 + 1] if self.shape.halves_columns else [columns]
+        step = t.depth * (2 if self.shape.halves_depth else 1)
         zeros = [b.full(extents, 0.0) for _ in places]
 
         def read_scales(k: Tile) -> list[Tile]:
@@ -259,7 +263,7 @@ class _Block:
     ) -> list[Tile]:
         """The starts, and what a turn adds to each of them without scales.  places: the columns of each half."""
         pieces = self._read_weights(columns, k)
-        if self.writer._halves_depth:
+        if self.shape.halves_depth:
             (total,) = starts
             for half, piece in enumerate(pieces):
                 given = self._subtract(piece, places[0], k)
@@ -284,7 +288,7 @@ class _Block:
         """[rows, depth] from k on; of packed depth the even or the odd elements."""
         s, t, b = self.shape, self.tiling, self.b
         depth, first, whole = s.depth, k, self.batch
-        if self.writer._halves_depth:
+        if self.shape.halves_depth:
             depth, first, whole = s.depth // 2, k / 2, self.batch + half * s.batch
         places = first + b.range(t.depth)
         offsets = (whole * s.rows + self.rows.column()) * depth + places.row()
@@ -318,7 +322,7 @@ class _Block:
         return self.b.load_one_of(first, count, self.number, dtype, offsets, mask)
 
     def _limit(self, columns: Tile, places: Tile, width: Tile, depth: int) -> Tile | None:
-        t, half = self.tiling, 2 if self.writer._halves_columns else 1
+        t, half = self.tiling, 2 if self.shape.halves_columns else 1
         mask = None
         if any(n // half % t.columns for n in self.shape.columns):
             mask = columns < width
@@ -381,7 +385,7 @@ class _Block:
             offsets = (start * self.width + columns) * s.groups + group
         else:
             offsets = (start * s.groups + group) * self.width + columns
-        half = 1 + self.writer._halves_columns
+        half = 1 + self.shape.halves_columns
         ragged = any(n % (self.tiling.columns * half) for n in s.columns)
         mask = columns < self.width if ragged else None
         return self._load(which, dtype, offsets, mask)

@@ -38,7 +38,7 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "dropout_add_layer_norm": (2, 0, 1),
     "lstm_cell_dots": (1, 2, 0),
     "lstm_scan": (1, 0, 1),
-    "small_products": (2, 1, 0),
+    "small_products": (1, 1, 0),
     "dense_residual_norm": (1, 1, 0),
     "bert_layer": (7, 6, 0),
     "bert_layer_backward": (13, 22, 0),
