@@ -87,8 +87,8 @@ def _each(numbers: np.ndarray, change: Callable[[str], object]) -> np.ndarray:
     return made
 
 
-class _Speller:
-    """Writes a body anew.
+class _Numbers:
+    """The numbers of a body's values, while a body is written anew.
 
     rows: by value, its dimensions of rows.  values: by value, the names of its numbers: an array of its shape, in
     which the dimensions of rows have one element.  A number is an array of the rows, or a scalar.
@@ -104,33 +104,6 @@ class _Speller:
         self.results: dict[str, list[np.ndarray]] = {}
         self.spread: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str] = {}
         self.layouts = {p: self.lay_out(p) for p in self.body.parameters}
-
-    def spell(self) -> Graph:
-        for parameter in self.body.parameters:
-            node = self.body[parameter]
-            self.nodes[parameter] = replace(
-                node, type=ArrayType(node.dtype, self.layouts[parameter][0])
-            )
-        for node in self.body:
-            if node.name in self.live and not node.is_parameter and not self.is_counted(node):
-                self.keep(node.name, self.write(node))
-        outputs = []
-        for parameter, output, role in zip(
-            self.body.parameters, self.body.outputs, self.loop.roles, strict=True
-        ):
-            match role:
-                case Carried(value) if value in self.live:
-                    outputs.append(self.gather(parameter, value, None))
-                case Stack(value, place) if value in self.live:
-                    made = self.gather(parameter, value, place)
-                    outputs.append(self.update(parameter, made, self.body[output], place))
-                case Carried(value) | Stack(value):
-                    if value in self.loop.integers:
-                        raise NotSpelled(f"%{value} is a number that the turn decides")
-                    outputs.append(parameter)
-                case _:
-                    outputs.append(self.copy(output))
-        return Graph(self.body.name, self.nodes, self.body.parameters, tuple(outputs))
 
     def keep(self, name: str, numbers: np.ndarray | list[np.ndarray]) -> None:
         if isinstance(numbers, list):
@@ -299,6 +272,37 @@ class _Speller:
     def find_repeated(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """The numbers of a value that has these rows, or none."""
         return _each(self.find(name), lambda n: self.repeat(n, shape))
+
+
+class _Speller(_Numbers):
+    """Writes the ops of a body as ops on its numbers."""
+
+    def spell(self) -> Graph:
+        for parameter in self.body.parameters:
+            node = self.body[parameter]
+            self.nodes[parameter] = replace(
+                node, type=ArrayType(node.dtype, self.layouts[parameter][0])
+            )
+        for node in self.body:
+            if node.name in self.live and not node.is_parameter and not self.is_counted(node):
+                self.keep(node.name, self.write(node))
+        outputs = []
+        for parameter, output, role in zip(
+            self.body.parameters, self.body.outputs, self.loop.roles, strict=True
+        ):
+            match role:
+                case Carried(value) if value in self.live:
+                    outputs.append(self.gather(parameter, value, None))
+                case Stack(value, place) if value in self.live:
+                    made = self.gather(parameter, value, place)
+                    outputs.append(self.update(parameter, made, self.body[output], place))
+                case Carried(value) | Stack(value):
+                    if value in self.loop.integers:
+                        raise NotSpelled(f"%{value} is a number that the turn decides")
+                    outputs.append(parameter)
+                case _:
+                    outputs.append(self.copy(output))
+        return Graph(self.body.name, self.nodes, self.body.parameters, tuple(outputs))
 
     def write(self, node: Node) -> np.ndarray | list[np.ndarray]:
         """The numbers of a value, of several for a tuple."""
