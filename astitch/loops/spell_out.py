@@ -115,7 +115,7 @@ class _Numbers:
         """Do only reshapes read an iota?"""
         users = [self.body[user] for user in self.body.users[node.name] if user in self.live]
         return isinstance(node.attrs, IotaAttrs) and all(
-            user.op == "reshape" and counts_up(self.body, user) for user in users
+            OPS[user.op].keeps_order and counts_up(self.body, user) for user in users
         )
 
     # ---- nodes ---------------------------------------------------------------------------------------------------
