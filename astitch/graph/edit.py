@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from astitch.errors import IllegalProduct
@@ -73,3 +73,12 @@ def keep_parts(region: Graph, kept: Sequence[int], *, is_state: bool) -> Graph:
         nodes[name] = replace(nodes[name], attrs=ParameterAttrs(place))
     outputs = tuple(region.outputs[n] for n in kept) if is_state else region.outputs
     return replace(region, nodes=nodes, parameters=parameters, outputs=outputs)
+
+
+def find_later(graph: Graph, names: Collection[str]) -> set[str]:
+    """These ops, and all that waits for one of them."""
+    later = {*names}
+    for node in graph:
+        if not later.isdisjoint(node.operands):
+            later.add(node.name)
+    return later

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.edit import find_later
 from astitch.graph.finished_products import Finished, set_apart
 from astitch.graph.ir import IN_HOST, DimensionAttrs, DotAttrs, DType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
@@ -100,17 +101,8 @@ def _choose_reads(graph: Graph, node: Node, left: Collection[str]) -> Sequence[_
         return found if len(stored) < len({*node.operands}) else ()
     if KEPT_LESS * sum(array_of(graph[part]).bytes for part in stored) > array_of(node).bytes:
         return ()
-    later = _find_later(graph, {read.product for read in reads} - {read.product for read in found})
+    later = find_later(graph, {read.product for read in reads} - {read.product for read in found})
     return [read for read in found if read.product in later]
-
-
-def _find_later(graph: Graph, names: Collection[str]) -> set[str]:
-    """What waits for one of these ops."""
-    later = {*names}
-    for node in graph:
-        if not later.isdisjoint(node.operands):
-            later.add(node.name)
-    return later
 
 
 def _reads_in_parts(graph: Graph, read: _Read, joined: Node) -> bool:

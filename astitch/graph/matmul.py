@@ -5,6 +5,7 @@ Takes a dot's attributes and the types of its arrays, hands on a CanonicalDot an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -77,6 +78,23 @@ def free_dimensions(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
     """The dimensions that are in none of these."""
     used = {d for dimensions in taken for d in dimensions}
     return tuple(d for d in range(rank) if d not in used)
+
+
+def label_product(
+    attrs: DotAttrs, lhs_rank: int, rhs_rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of both operands the label of each dimension: its place in the result, or what is summed, from its rank on."""
+    batch, summed = len(attrs.lhs_batch), len(attrs.lhs_contracting)
+    rank = lhs_rank + rhs_rank - batch - 2 * summed
+    free = itertools.count(batch)
+
+    def label(rank_of: int, batches: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:
+        known = {d: n for n, d in enumerate(batches)}
+        known |= {d: rank + n for n, d in enumerate(contracting)}
+        return tuple(known[d] if d in known else next(free) for d in range(rank_of))
+
+    left = label(lhs_rank, attrs.lhs_batch, attrs.lhs_contracting)
+    return left, label(rhs_rank, attrs.rhs_batch, attrs.rhs_contracting)
 
 
 def _product(shape: Sequence[int], dimensions: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
+from astitch.graph.edit import find_later
 from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
@@ -91,10 +92,7 @@ class _Cone:
         """The donated parameters whose memory a result may have taken over by then: XLA would copy them first."""
         if not self.graph.aliases:
             return
-        later = {self.scatter.name}
-        for node in self.graph:
-            if not later.isdisjoint(node.operands):
-                later.add(node.name)
+        later = find_later(self.graph, [self.scatter.name])
         for output, parameter in self.graph.aliases:
             if stored_value(self.graph, self.graph.outputs[output]) not in later:
                 yield self.graph.parameters[parameter]

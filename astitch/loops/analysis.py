@@ -402,6 +402,8 @@ def _clamp(low: Affine, x: Affine, high: Affine, last: int) -> Affine | None:
 
 
 _BOUNDS: Mapping[str, Callable[..., Affine | None]] = {"clamp": _clamp}
+"""Ops whose result depends on the turns of the loop: the last argument is the last turn."""
+
 _AFFINE: Mapping[str, Callable[..., Affine | None]] = {
     "add": lambda a, b: Affine(a.scale + b.scale, a.offset + b.offset),
     "subtract": lambda a, b: Affine(a.scale - b.scale, a.offset - b.offset),

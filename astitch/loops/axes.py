@@ -26,7 +26,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.loops.analysis import Carried, Loop, LoopRefusal, Stack
-from astitch.loops.flatten import can_flatten, flatten_loop
+from astitch.loops.flatten import Dimension, JoinedDimensions, can_flatten, flatten_loop
 
 
 class Axis(enum.Enum):
@@ -177,29 +177,23 @@ def _find_row_product(loop: Loop, node: Node, attrs: DotAttrs) -> Product | None
     return Product(node.name, left, matrix, k, column, row, form)
 
 
-class _Classes:
-    """Dimensions that must be of one kind, by union and find."""
+class _Classes(JoinedDimensions):
+    """marks: what the dimensions of a class hold."""
 
     def __init__(self, loop: Loop, used: Collection[int]) -> None:
+        super().__init__()
         self.loop, self.body = loop, loop.body
-        self.parent: dict[tuple[str, int], tuple[str, int]] = {}
-        self.marks: dict[tuple[str, int], set[Axis]] = {}
+        self.marks: dict[Dimension, set[Axis]] = {}
         self.products: dict[str, Product] = {}
         self.live = find_live(loop, used)
         self.matrices: set[str] = set()
         self.edges: list[tuple[str, int, int]] = []
         self.shifts = False
 
-    def find(self, key: tuple[str, int]) -> tuple[str, int]:
-        while (above := self.parent.get(key, key)) != key:
-            self.parent[key] = self.parent.get(above, above)
-            key = above
-        return key
-
-    def join(self, a: tuple[str, int], b: tuple[str, int]) -> None:
+    def join(self, a: Dimension, b: Dimension) -> None:
         one, other = self.find(a), self.find(b)
         if one != other:
-            self.parent[one] = other
+            super().join(one, other)
             self.marks.setdefault(other, set()).update(self.marks.pop(one, set()))
 
     def mark(self, name: str, dimension: int, axis: Axis) -> None:

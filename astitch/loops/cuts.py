@@ -42,7 +42,7 @@ TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
 """Cycles of a turn of XLA's loop.  On an H100 it takes 7 us with one small product and 11 to 12 with two."""
 
 ALONE = 10
-"""How much longer a warp takes that has its part of an SM alone, whose ops wait for each other."""
+"""How much longer a warp takes that has its part of an SM alone, whose ops wait for each other: an estimate."""
 
 START_US = 3.2
 """Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""

@@ -28,6 +28,24 @@ Dimension = tuple[str, int]
 """Of a value of the body, by its name, one dimension."""
 
 
+class JoinedDimensions:
+    """Dimensions that must be of one kind, by union and find."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Dimension, Dimension] = {}
+
+    def find(self, key: Dimension) -> Dimension:
+        while (above := self.parent.get(key, key)) != key:
+            self.parent[key] = self.parent.get(above, above)
+            key = above
+        return key
+
+    def join(self, a: Dimension, b: Dimension) -> None:
+        one, other = self.find(a), self.find(b)
+        if one != other:
+            self.parent[one] = other
+
+
 def flatten_loop(
     loop: Loop,
     live: Collection[str],

@@ -166,7 +166,7 @@ class LoopPlanner:
                 return unrolled
             loop = unrolled
         live = find_live(loop, results)
-        # XLA computes some products of so few numbers in its kernels of other ops.
+        # XLA computes some products of so few numbers in its kernels of other ops: half of them, by estimate.
         products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2
         refused = LoopRefusal(loop.node.name, "")
         for least in LEAST_ROWS:

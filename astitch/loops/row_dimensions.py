@@ -6,9 +6,7 @@ one class.  What a product adds up, a reshape parts or a slice cuts is bound: su
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from astitch.graph.ir import (
     BroadcastAttrs,
@@ -28,33 +26,24 @@ from astitch.graph.ir import (
     WindowAttrs,
     WindowDimension,
 )
+from astitch.graph.matmul import free_dimensions, label_product
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import Carried, Loop
-from astitch.loops.flatten import Dimension, is_array
+from astitch.loops.flatten import Dimension, JoinedDimensions, is_array
+from astitch.rewrite.movement_rules import group_dimensions
 
 
 class NotSpelled(Exception):
     """Why a loop's rows cannot be spelled out."""
 
 
-class RowDimensions:
-    """Dimensions that must be of one kind, by union and find.  bound: those whose elements meet."""
+class RowDimensions(JoinedDimensions):
+    """bound: dimensions whose elements meet."""
 
     def __init__(self, loop: Loop, live: Collection[str]) -> None:
+        super().__init__()
         self.loop, self.body, self.live = loop, loop.body, live
-        self.parent: dict[Dimension, Dimension] = {}
         self.bound: set[Dimension] = set()
-
-    def find(self, key: Dimension) -> Dimension:
-        while (above := self.parent.get(key, key)) != key:
-            self.parent[key] = self.parent.get(above, above)
-            key = above
-        return key
-
-    def join(self, a: Dimension, b: Dimension) -> None:
-        one, other = self.find(a), self.find(b)
-        if one != other:
-            self.parent[one] = other
 
     def bind(self, *keys: Dimension) -> None:
         self.bound.update(keys)
@@ -125,7 +114,7 @@ class RowDimensions:
         source = node.operands[0]
         if counts_up(self.body, node):
             return
-        for before, after in _match(self.body[source].shape, node.shape):
+        for before, after in group_dimensions(self.body[source].shape, node.shape):
             if len(before) == len(after) == 1:
                 self.join((source, before[0]), (node.name, after[0]))
             else:
@@ -164,14 +153,14 @@ class RowDimensions:
         assert isinstance(attrs, GatherAttrs)
         source, indices = node.operands
         gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
-        whole = list(list_without(self.body[source].array.rank, gone))
+        whole = free_dimensions(self.body[source].array.rank, gone)
         for d, at in zip(whole, attrs.offset_dims, strict=True):
             parted = attrs.slice_sizes[d] != self.body[source].shape[d]
             self.match((source, d), (node.name, at), parted)
         self.bind(*((source, d) for d in attrs.collapsed_slice_dims))
         self.bind((indices, attrs.index_vector_dim))
-        places = list_without(self.body[indices].array.rank, [attrs.index_vector_dim])
-        for d, at in zip(places, list_without(node.array.rank, attrs.offset_dims), strict=True):
+        places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
+        for d, at in zip(places, free_dimensions(node.array.rank, attrs.offset_dims), strict=True):
             self.join((indices, d), (node.name, at))
         batches = zip(attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True)
         for d, at in batches:
@@ -186,17 +175,19 @@ class RowDimensions:
         target, indices, updates = node.operands
         self.join_all(target, node.name, range(node.array.rank))
         gone = (*attrs.inserted_window_dims, *attrs.input_batching_dims)
-        whole = list(list_without(node.array.rank, gone))
+        whole = free_dimensions(node.array.rank, gone)
         shape = self.body[updates].shape
         for d, at in zip(whole, attrs.update_window_dims, strict=True):
             self.match((target, d), (updates, at), shape[at] != node.shape[d])
         self.bind(*((target, d) for d in attrs.inserted_window_dims))
         self.bind((indices, attrs.index_vector_dim))
-        places = list_without(self.body[indices].array.rank, [attrs.index_vector_dim])
+        places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
         batches = dict(
             zip(attrs.scatter_indices_batching_dims, attrs.input_batching_dims, strict=True)
         )
-        for d, at in zip(places, list_without(len(shape), attrs.update_window_dims), strict=True):
+        for d, at in zip(
+            places, free_dimensions(len(shape), attrs.update_window_dims), strict=True
+        ):
             self.join((indices, d), (updates, at))
             if d in batches:
                 self.join((target, batches[d]), (indices, d))
@@ -212,7 +203,9 @@ class RowDimensions:
 
     def visit_dot(self, node: Node) -> None:
         assert isinstance(node.attrs, DotAttrs)
-        for operand, labels in zip(node.operands, label_product(self.body, node), strict=True):
+        ranks = [self.body[operand].array.rank for operand in node.operands]
+        both = label_product(node.attrs, *ranks)
+        for operand, labels in zip(node.operands, both, strict=True):
             for d, label in enumerate(labels):
                 if label < node.array.rank:
                     self.join((operand, d), (node.name, label))
@@ -222,7 +215,7 @@ class RowDimensions:
     def visit_reduce(self, node: Node) -> None:
         assert isinstance(node.attrs, DimensionsAttrs)
         for operand in node.operands[: len(node.operands) // 2]:
-            rest = list(list_without(self.body[operand].array.rank, node.attrs.dimensions))
+            rest = free_dimensions(self.body[operand].array.rank, node.attrs.dimensions)
             for i, d in enumerate(rest):
                 self.join((operand, d), (node.name, i))
             self.bind(*((operand, d) for d in node.attrs.dimensions))
@@ -284,35 +277,3 @@ def _moves(body: Graph, node: Node, dimension: int) -> bool:
         case DimensionsAttrs(dimensions):
             return dimension in dimensions
     raise AssertionError(node.op)
-
-
-def list_without(rank: int, dimensions: Collection[int]) -> Iterator[int]:
-    return (d for d in range(rank) if d not in dimensions)
-
-
-def _match(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """The dimensions of more than one element that a reshape makes of which others, each as few as can be."""
-    left = [d for d, extent in enumerate(before) if extent != 1]
-    right = [d for d, extent in enumerate(after) if extent != 1]
-    while left and right:
-        one, other = [left.pop(0)], [right.pop(0)]
-        while (a := math.prod(before[d] for d in one)) != (b := math.prod(after[d] for d in other)):
-            if a < b:
-                one.append(left.pop(0))
-            else:
-                other.append(right.pop(0))
-        yield one, other
-
-
-def label_product(body: Graph, node: Node) -> tuple[list[int], list[int]]:
-    """The label of each dimension of a product's operands: its place in the result, or one from its rank on."""
-    attrs, rank = node.attrs, node.array.rank
-    assert isinstance(attrs, DotAttrs)
-    free = itertools.count(len(attrs.lhs_batch))
-
-    def label(operand: str, batch: Sequence[int], summed: Sequence[int]) -> list[int]:
-        known = {d: n for n, d in enumerate(batch)} | {d: rank + n for n, d in enumerate(summed)}
-        return [known[d] if d in known else next(free) for d in range(body[operand].array.rank)]
-
-    left = label(node.operands[0], attrs.lhs_batch, attrs.lhs_contracting)
-    return left, label(node.operands[1], attrs.rhs_batch, attrs.rhs_contracting)

@@ -39,6 +39,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowAttrs,
 )
+from astitch.graph.matmul import free_dimensions, label_product
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import Carried, Loop, Place, Stack
 from astitch.loops.row_dimensions import (
@@ -46,8 +47,6 @@ from astitch.loops.row_dimensions import (
     RowDimensions,
     counts_up,
     is_varied,
-    label_product,
-    list_without,
 )
 from astitch.rewrite.simplify import simplify
 
@@ -553,10 +552,10 @@ class _Speller(_Numbers):
         source, indices = node.operands
         numbers, rows, shape = self.find(source), self.row_shape(node.name), self.body[source].shape
         places = self.read_places(indices, attrs.index_vector_dim)
-        outside = list(list_without(node.array.rank, attrs.offset_dims))
-        of_places = list(list_without(self.body[indices].array.rank, [attrs.index_vector_dim]))
+        outside = free_dimensions(node.array.rank, attrs.offset_dims)
+        of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
         gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
-        whole = list(list_without(len(shape), gone))
+        whole = free_dimensions(len(shape), gone)
         limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
         made = np.empty(self.form(node.name), object)
         for index in np.ndindex(made.shape):
@@ -584,14 +583,14 @@ class _Speller(_Numbers):
         sizes, rows = self.body[updates].shape, self.row_shape(node.name)
         type_ = ArrayType(node.dtype, rows)
         gone = (*attrs.inserted_window_dims, *attrs.input_batching_dims)
-        whole = list_without(node.array.rank, gone)
+        whole = free_dimensions(node.array.rank, gone)
         offsets = dict(zip(whole, attrs.update_window_dims, strict=True))
         limits = [
             extent - (sizes[offsets[d]] if d in offsets else 1)
             for d, extent in enumerate(node.shape)
         ]
-        outside = list(list_without(len(sizes), attrs.update_window_dims))
-        of_places = list(list_without(self.body[indices].array.rank, [attrs.index_vector_dim]))
+        outside = free_dimensions(len(sizes), attrs.update_window_dims)
+        of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
         batches = {
             d: outside[of_places.index(at)]
             for d, at in zip(
@@ -626,7 +625,9 @@ class _Speller(_Numbers):
 
     def write_dot(self, node: Node) -> np.ndarray:
         """Products and their sums, in f32 where the type is narrower."""
-        labels = label_product(self.body, node)
+        attrs = node.attrs
+        assert isinstance(attrs, DotAttrs)
+        labels = label_product(attrs, *(self.body[o].array.rank for o in node.operands))
         form, rows = self.form(node.name), self.row_shape(node.name)
         total = DType.F32 if node.dtype.is_narrow_float else node.dtype
         type_ = ArrayType(total, rows)
@@ -634,8 +635,6 @@ class _Speller(_Numbers):
             self.read_side(o, label, self.rows[node.name], rows, total)
             for o, label in zip(node.operands, labels, strict=True)
         ]
-        attrs = node.attrs
-        assert isinstance(attrs, DotAttrs)
         depth = [self.body[node.operands[0]].shape[d] for d in attrs.lhs_contracting]
         made = np.empty(form, object)
         for index in np.ndindex(form):
@@ -679,7 +678,7 @@ class _Speller(_Numbers):
         assert isinstance(node.attrs, DimensionsAttrs)
         count, dimensions = len(node.operands) // 2, node.attrs.dimensions
         first = node.operands[0]
-        rest = list(list_without(self.body[first].array.rank, dimensions))
+        rest = free_dimensions(self.body[first].array.rank, dimensions)
         rows = self.row_shape(first)
         sources = []
         for operand in node.operands[:count]:

@@ -181,9 +181,11 @@ class _Reader:
         """(bytes read once, written once).  root: of a fusion's computation."""
         if opcode != "fusion":
             shapes = [by_id[n].shape for n in dict.fromkeys(instruction.operand_ids)]
-            one_layer = _is_narrow_product(instruction)
-            read = sum(_bytes_of_layer(s) if one_layer else count_bytes(s) for s in shapes)
-            return read, count_bytes(instruction.shape)
+            written = count_bytes(instruction.shape)
+            if _is_narrow_product(instruction):
+                x, *others = shapes
+                return count_bytes(x) + sum(map(_bytes_of_layer, others)), written
+            return sum(map(count_bytes, shapes)), written
         members = {i.id: i for i in inside}
         read = 0
         in_place = {
@@ -250,7 +252,7 @@ def _is_narrow_product(instruction: Any) -> bool:
 
 
 def _bytes_of_layer(shape: Any) -> int:
-    """Of an operand of such a kernel; what has layers has four dimensions."""
+    """Of an operand of such a kernel beside x; what has layers has four dimensions."""
     layers = shape.dimensions[0] if len(shape.dimensions) == LAYERED_RANK else 1
     return count_bytes(shape) // layers
 

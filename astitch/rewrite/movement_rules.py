@@ -117,7 +117,7 @@ def group_dimensions(
     left = [i for i, n in enumerate(before) if n != 1]
     right = [i for i, n in enumerate(after) if n != 1]
     groups: list[tuple[list[int], list[int]]] = []
-    while left:
+    while left and right:
         a, b = [left.pop(0)], [right.pop(0)]
         x, y = before[a[0]], after[b[0]]
         while x != y:

@@ -107,7 +107,7 @@ def _find(graph: Graph, node: Node, gpu: Gpu) -> _Found | None:
     weights = find_weights(graph, name, sides.parts)
     if weights is None:
         return None
-    shape = _describe(weights, sides, graph[name].dtype)
+    shape = _describe(weights, sides, graph[name].dtype, node.dtype)
     if shape is None:
         return None
     found = _Found(sides, weights, shape)
@@ -166,8 +166,11 @@ def _turn(
     return (right, left) if side else (left, right)
 
 
-def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | None:
-    """The shape without a share; None where matrices side by side differ, or no kernel knows how one lies."""
+def _describe(weights: Weights, sides: _Sides, factor: DType, result: DType) -> NarrowShape | None:
+    """The shape without a share; None where matrices side by side differ, or no kernel knows how one lies.
+
+    result: of one part; several are f32.
+    """
     batch, depth = (count_along(sides.parts, label) for label in (BATCH, DEPTH))
     kinds = {
         _describe_matrix(matrix, batch, depth, columns)
@@ -187,7 +190,7 @@ def _describe(weights: Weights, sides: _Sides, factor: DType) -> NarrowShape | N
     return NarrowShape(
         factor=factor,
         weights=dtype,
-        result=factor,
+        result=result,
         layers=layers,
         batch=batch,
         rows=sides.rows,
@@ -285,7 +288,7 @@ class _Place:
             s.scales_transposed,
             s.layer,
         )
-        dtype = self.ops.origin.dtype if s.parts == 1 else DType.F32
+        dtype = s.result if s.parts == 1 else DType.F32
         extents = (s.parts, s.batch, s.rows, sum(s.columns))
         whole = self.ops.add("narrow-product", dtype, extents, tuple(operands), attrs)
         return self._put_result(whole)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.graph.matmul import label_product
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
 from astitch.graph.storage import stored_value
@@ -154,17 +155,8 @@ def _type_of_sums(node: Node) -> DType:
 
 
 def _label(attrs: DotAttrs, lhs: Sequence[int], rhs: Sequence[int]) -> _Form:
-    batch, summed = len(attrs.lhs_batch), len(attrs.lhs_contracting)
-    rank = len(lhs) + len(rhs) - batch - 2 * summed
-    free = itertools.count(batch)
-
-    def label(rank_of: int, batches: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:
-        known = {d: n for n, d in enumerate(batches)}
-        known |= {d: rank + n for n, d in enumerate(contracting)}
-        return tuple(known[d] if d in known else next(free) for d in range(rank_of))
-
-    left = label(len(lhs), attrs.lhs_batch, attrs.lhs_contracting)
-    right = label(len(rhs), attrs.rhs_batch, attrs.rhs_contracting)
+    left, right = label_product(attrs, len(lhs), len(rhs))
+    rank = len(lhs) + len(rhs) - len(attrs.lhs_batch) - 2 * len(attrs.lhs_contracting)
     sizes = dict(zip((*left, *right), (*lhs, *rhs), strict=True))
     return _Form(rank, left, right, sizes)
 

@@ -1,6 +1,7 @@
-"""How fast products of few rows are, and with which tiles: NarrowShape -> NarrowTiling, and a time in microseconds.
+"""With which tiles products of few rows are computed, and in how many parts: NarrowShape -> NarrowTiling.
 
-The tilings are the best of fourteen on an H100 (jax 0.11.2, 2026-11-27).
+The tilings are the best of fourteen by Triton alone on an H100, 2026-11-27.  Those of integers in groups, and of more
+than 64 rows, were compared inside XLA (jax 0.11.2, the same day).  docs/decisions/0047 has the times.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ HOPPER = 90
 """The compute capability of the GPUs that the rates are for."""
 
 FEW_ROWS = 64
-"""Of one tile.  With more, integers are converted once for each tile of rows."""
+"""Of one tile of rows.  With more, integers would be converted once for each tile."""
 
 MOST_ROWS = 512
-"""More rows are a product as libraries have them, even where weights are copied before it: 1.1 times as fast."""
+"""With so many the kernel is 1.1 times as fast as XLA, which copies the weights first; with more it was not timed."""
 
 MOST_PARTS = 16
 """What follows adds no more."""
