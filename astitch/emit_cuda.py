@@ -331,6 +331,24 @@ class _Printer:
         words = kernel.barrier_words if kernel.cooperative else 0
         return Entry(kernel.name, bounds, tuple(pointers), words, many=kernel.pointer_table)
 
+    def declared(self) -> Iterator[str]:
+        """What stands at the top of the entry: scratch and shared memory by their names."""
+        kernel = self.kernel
+        named = {p.source: p for p in kernel.parameters}
+        for array in kernel.scratch:
+            kind, name = STORAGE[named[array.source].dtype], named[array.source].name
+            yield f"{kind}* const {name} = reinterpret_cast<{kind}*>(scratch + {array.offset});"
+        yield f"assume_threads<{kernel.block}>();"
+        if kernel.shared_bytes:
+            yield f"ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
+        for slot in kernel.slots:
+            kind = (
+                f"Reduce{slot.reducer}::State"
+                if slot.reducer is not None
+                else STORAGE[slot.dtype or DType.F32]
+            )
+            yield f"ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
+
     def text(self) -> Iterator[str]:
         kernel = self.kernel
         yield '#include "astitch.cuh"'
@@ -342,20 +360,7 @@ class _Printer:
         for reducer in kernel.reducers:
             yield from self.reducer(reducer)
         yield from render_entry(self.entry(), self.abi)
-        named = {p.source: p for p in kernel.parameters}
-        for array in kernel.scratch:
-            kind, name = STORAGE[named[array.source].dtype], named[array.source].name
-            yield f"  {kind}* const {name} = reinterpret_cast<{kind}*>(scratch + {array.offset});"
-        yield f"  assume_threads<{kernel.block}>();"
-        if kernel.shared_bytes:
-            yield f"  ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
-        for slot in kernel.slots:
-            kind = (
-                f"Reduce{slot.reducer}::State"
-                if slot.reducer is not None
-                else STORAGE[slot.dtype or DType.F32]
-            )
-            yield f"  ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
+        yield from indent(self.declared())
         if kernel.block_groups:
             yield "  const unsigned tag = astitch_launch_tag(barrier);"
             yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
@@ -881,3 +886,10 @@ def emit_cuda(kernel: k.Kernel, abi: LaunchAbi = CUPY) -> str:
     if any(COMPLEX_TYPE.search(line) for line in lines):
         first += '\n#include "complex.cuh"'
     return "\n".join([first, *lines]) + "\n"
+
+
+def emit_parts(kernel: k.Kernel) -> tuple[list[str], list[str], list[str]]:
+    """The parts of a kernel's text, for an entry of another kind: its reducers, what it declares, its statements."""
+    printer = _Printer(kernel, CUPY)
+    reducers = [line for reducer in kernel.reducers for line in printer.reducer(reducer)]
+    return reducers, [*printer.declared()], [*printer.body()]

@@ -164,7 +164,7 @@ def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | L
             return LoopRefusal(
                 node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
             )
-    starts = _find_counters(graph, node)
+    starts = find_counters(graph, node)
     trips = _count_trips(condition, starts)
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
@@ -207,7 +207,7 @@ def find_numbered_stack(loop: Loop, used: Collection[int]) -> str | None:
     return None
 
 
-def _find_counters(graph: Graph, node: Node) -> dict[int, Affine]:
+def find_counters(graph: Graph, node: Node) -> dict[int, Affine]:
     """The integers of a while's state that start at a known one and change by the same number in each turn."""
     body = node.regions[1]
     known = {i: v for i, o in enumerate(node.operands) if (v := integer_of(graph, o)) is not None}
@@ -255,7 +255,7 @@ MOST_LISTED_TURNS = 1 << 16
 def count_turns(graph: Graph, node: Node) -> tuple[int, dict[int, Affine]] | None:
     """How often a while turns, and the parts of its state that count; None where that is not known, or a counter leaves
     its type."""
-    counters = _find_counters(graph, node)
+    counters = find_counters(graph, node)
     trips = _count_trips(node.regions[0], counters)
     if trips is None or _find_overflow(array_types(node), counters, trips) is not None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from astitch.graph.ir import Literal
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment
 from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
@@ -16,6 +17,7 @@ from astitch.loops.analysis import Carried, Loop, Stack
 from astitch.loops.computed import Computed
 from astitch.loops.crossings import Crossings
 from astitch.loops.cuts import Share
+from astitch.loops.emit_turns import TurnsPlan, emit_turns
 from astitch.loops.layout import Layout
 from astitch.loops.plan import LoopPlan
 from astitch.loops.products import RowProducts
@@ -28,17 +30,26 @@ from astitch.program.steps import CudaKernel
 @dataclass(frozen=True)
 class LoopKernel:
     """A loop's kernel.  operands: which of the while's operands it reads.  results: which parts of the final state it
-    writes.  Parameters: the operands, the results, the barrier words if its blocks wait for each other.
+    writes.  constants: arrays that it reads besides.  scratch_bytes: memory that it writes besides.
+    Parameters: the operands, the constants, the results, the scratch if there is some, the barrier words if its blocks
+    wait for each other.
     """
 
-    plan: LoopPlan
+    plan: LoopPlan | TurnsPlan
     kernel: CudaKernel
     operands: tuple[int, ...]
     results: tuple[int, ...]
+    constants: tuple[Literal, ...] = ()
+    scratch_bytes: int = 0
 
 
-def emit_loop(plan: LoopPlan, name: str, abi: LaunchAbi = CUPY) -> LoopKernel:
+def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> LoopKernel:
     """The kernel of a plan under a name, in the form that a launcher of this ABI takes."""
+    if isinstance(plan, TurnsPlan):
+        made = emit_turns(plan, name, abi)
+        return LoopKernel(
+            plan, made.kernel, made.operands, plan.used, made.constants, made.scratch_bytes
+        )
     emitters = [_Emitter(plan.loop, share) for share in plan.shares]
     lines, first, words = [], 0, 0
     for number, emitter in enumerate(emitters):

@@ -28,6 +28,7 @@ from astitch.loops.analysis import (
 )
 from astitch.loops.axes import Axes, find_axes, find_live, join_dimensions
 from astitch.loops.cuts import Cut, Share, list_cuts, project_xla, try_cut
+from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
 from astitch.loops.row_dimensions import NotSpelled
@@ -98,6 +99,7 @@ class LoopPlanner:
     ) -> None:
         self.gpu, self.leave = gpu, leave
         self.faults = faults or FaultLog()
+        self.turns: dict[LoopKey, TurnsPlan | LoopRefusal] = {}  # see xla/stitch_loops.py
         self._plans: dict[LoopKey, LoopPlan | LoopRefusal] = {}
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 

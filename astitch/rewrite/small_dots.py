@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import DotAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, Node, TransposeAttrs
 from astitch.graph.matmul import label_product
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
@@ -63,6 +63,45 @@ def decompose_small_dots(graph: Graph, gpu: Gpu, log: Log | None = None) -> Grap
     return rewrite_graph(graph, heard, write_out)
 
 
+def write_out_dots(graph: Graph, most_terms: int) -> Graph:
+    """The same with all products written out that have no more terms: for a kernel that can wait for no library."""
+    forms = {
+        node.name: form
+        for node in graph
+        if isinstance(node.attrs, DotAttrs) and (form := _find_summed(graph, node, most_terms))
+    }
+
+    def write_out(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        form = forms.get(node.name)
+        if form is None:
+            return None
+        return (_put_terms if form.depth <= FEW else _put_sums)(draft, node, form)
+
+    return rewrite_graph(graph, lambda rule, node: None, write_out) if forms else graph
+
+
+def _find_summed(graph: Graph, node: Node, most_terms: int) -> _Form | None:
+    """The form of a product of so few terms, if its types can be added up."""
+    attrs = node.attrs
+    assert isinstance(attrs, DotAttrs)
+    lhs, rhs = arrays = tuple(graph[operand].array for operand in node.operands)
+    total = _type_of_sums(node)
+    if attrs.algorithm or not _can_sum((*arrays, node.array), total):
+        return None
+    form = _label(attrs, lhs.shape, rhs.shape)
+    return form if form.depth and node.array.size * form.depth <= most_terms else None
+
+
+def _can_sum(arrays: Iterable[ArrayType], total: DType) -> bool:
+    """Can products of these types be added up in another one?"""
+    return all(
+        array.dtype in SUMMED
+        and array.dtype.is_float == total.is_float
+        and array.dtype.bytes <= total.bytes
+        for array in arrays
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
@@ -109,11 +148,8 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
         return None
     lhs, rhs = operands = tuple(graph[operand].array for operand in node.operands)
     total = _type_of_sums(node)
-    for array in (*operands, node.array):
-        if array.dtype not in SUMMED or array.dtype.is_float != total.is_float:
-            return None
-        if array.dtype.bytes > total.bytes:
-            return None
+    if not _can_sum((*operands, node.array), total):
+        return None
     form = _label(attrs, lhs.shape, rhs.shape)
     few = min(form.count(form.rows), form.count(form.columns))
     if form.depth > FEW and few > 1 and max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES:

@@ -61,16 +61,22 @@ class _Taker:
     program: Program
     loops: Mapping[LoopKey, LoopKernel]
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    constants: list[tuple[str, Literal]] = field(default_factory=list)
     arena_bytes: int = 0
 
     def rewrite(self) -> Program:
         self.buffers.update(self.program.buffers)
         self.arena_bytes = self.program.arena_bytes
+        self.constants += self.program.constants
         steps: list[Step] = []
         for step in self.program.steps:
             steps += self.cut(step) if isinstance(step, FallbackStep) else [step]
         return replace(
-            self.program, steps=tuple(steps), buffers=self.buffers, arena_bytes=self.arena_bytes
+            self.program,
+            steps=tuple(steps),
+            buffers=self.buffers,
+            constants=tuple(self.constants),
+            arena_bytes=self.arena_bytes,
         )
 
     def cut(self, step: FallbackStep) -> list[Step]:
@@ -87,6 +93,13 @@ class _Taker:
         if not taken or not is_plain:
             return [step]
         return _Cut(self, step, end_counters(graph, taken), taken).make_steps()
+
+    def add_constant(self, name: str, value: Literal) -> View:
+        """An array of numbers beside those of the program."""
+        type_ = ArrayType(value.dtype, value.shape)
+        self.buffers[name] = Buffer(name, type_, Space.CONSTANT, len(self.constants))
+        self.constants.append((name, value))
+        return View(name, type_)
 
     def add_buffer(self, name: str, type_: ArrayType, space: Space = Space.ARENA) -> View:
         """Room of its own at the end of the arena."""
@@ -242,12 +255,19 @@ class _Cut:
             if isinstance(attrs := self.graph[user].attrs, GetTupleElementAttrs)
         }
         views = [places[node.operands[number]] for number in loop.operands]
+        for number, value in enumerate(loop.constants):
+            name = f"{self.step.name}/{node.name}/constant.{number}"
+            views.append(self.taker.add_constant(name, value))
         first = len(views)
         for number in loop.results:
             part = parts.get(number)
             known = places.get(part) if part is not None else None
             name = f"{self.step.name}/{node.name}#{number}"  # a counter, or what nobody needs
             views.append(known or self.taker.add_buffer(name, types[number]))
+        if loop.scratch_bytes:
+            scratch = ArrayType(DType.U8, (loop.scratch_bytes,))
+            name = f"{self.step.name}/{node.name}/scratch"
+            views.append(self.taker.add_buffer(name, scratch))
         if loop.kernel.cooperative:
             words = ArrayType(DType.U32, (loop.kernel.barrier_words,))
             name = f"{self.step.name}/{node.name}/barrier"

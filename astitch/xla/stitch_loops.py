@@ -6,16 +6,20 @@ while has a reason.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
-from astitch.graph.ir import Graph
+from astitch.graph.ir import Graph, Node
 from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
-from astitch.loops.analysis import LoopKey, loop_key
+from astitch.loops.analysis import LoopKey, LoopRefusal, count_turns, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
+from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.program.steps import FallbackStep
+from astitch.rewrite.barriers import open_barriers
 from astitch.show.compilation import Compilation
+from astitch.xla.plan_turns import estimate_turn, plan_turns
 
 
 @lru_cache(maxsize=64)
@@ -42,8 +46,8 @@ def find_loops(
             if key in found:
                 notes.append(f"%{node.name}: the same loop as {found[key].kernel.name}")
                 continue
-            plan = planner.plan(graph, node)
-            if isinstance(plan, LoopPlan):
+            plan = _plan(compilation, planner, graph, node)
+            if not isinstance(plan, LoopRefusal):
                 kernel = planner.faults.attempt(
                     partial(emit_loop, plan, name_loop(len(found))),
                     lambda: None,
@@ -59,6 +63,36 @@ def find_loops(
             else:
                 notes.append(str(plan))
     return found, tuple(notes)
+
+
+def _plan(
+    compilation: Compilation, planner: LoopPlanner, graph: Graph, node: Node
+) -> LoopPlan | TurnsPlan | LoopRefusal:
+    """The plan of a loop as a kernel of its own, or one whose turn is a kernel; or why there is neither."""
+    refused = planner.plan(graph, node)
+    if isinstance(refused, LoopPlan) or planner.leave(node.name):
+        return refused
+    key = loop_key(graph, node)
+
+    def plan() -> TurnsPlan | LoopRefusal:
+        inside = tuple(open_barriers(region).graph for region in node.regions)
+        counted = count_turns(graph, node) is not None
+        now_us = estimate_turn(compilation, graph, node, counted)
+        opened = replace(node, regions=inside)
+        return plan_turns(graph, opened, key.used, compilation.gpu, now_us, planner.faults)
+
+    found = planner.turns.get(key)
+    if found is None:
+        found = planner.turns[key] = planner.faults.attempt(
+            plan,
+            lambda: LoopRefusal(node.name, "an error inside astitch while its turn was planned"),
+            stage="plan a turn",
+            subject=f"%{node.name}",
+            cost="XLA runs the loop",
+        )
+    if isinstance(found, LoopRefusal):
+        return replace(refused, reason=f"{refused.reason}; turn by turn: {found.reason}")
+    return found
 
 
 def name_loop(number: int) -> str:

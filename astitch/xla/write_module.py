@@ -258,7 +258,14 @@ class _ModuleWriter:
         loop = call.loop
         types = loop.plan.loop.types
         read = [(operands[i], types[i]) for i in loop.operands]
+        for number, literal in enumerate(loop.constants):
+            constant, type_ = f"{name}/constant.{number}", ArrayType(literal.dtype, literal.shape)
+            self.builder.add_node(Node(constant, "constant", type_, attrs=ConstantAttrs(literal)))
+            read.append((constant, type_))
         written = [(len(read) + i, types[state]) for i, state in enumerate(loop.results)]
+        if loop.scratch_bytes:
+            scratch = ArrayType(DType.U8, (loop.scratch_bytes,))
+            written.append((len(read) + len(written), scratch))
         made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written, origin=node)
         results = list(operands)
         for state, value in zip(loop.results, made, strict=False):

@@ -1,0 +1,460 @@
+"""A kernel of one turn -> the CUDA text of a kernel that turns by itself, and how it is launched.
+
+The text of the turn stands in a loop.  What a turn reads and writes goes by pointers that change: each value of the
+state has two places, and a turn reads the one that the turn before has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from astitch.emit_cuda import COMPLEX_TYPE, emit_parts
+from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Literal
+from astitch.graph.ops import OPS
+from astitch.graph.storage import storage_name, stored_value
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.cuda_text import STORAGE, comment, compute_type, render_number, render_value
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
+from astitch.loops.analysis import Affine, Invariant, Loop, Place, Stack
+from astitch.loops.turns import Turns
+from astitch.program.steps import ALIGNMENT_BYTES, CudaKernel
+
+TOGETHER = "the next turn reads what this one has written"
+
+
+@dataclass(frozen=True)
+class TurnsPlan:
+    """A loop as one kernel, which is the kernel of a turn in a loop.
+
+    kernel: of a turn.  graph: what it computes: that of the turns, as it was when it was planned.
+    used: the parts of the final state that are its results.  us: the projection.  turn_us: of a turn; now_us: of one as
+    the loop would be else.
+    """
+
+    turns: Turns
+    graph: Graph
+    kernel: k.Kernel
+    used: tuple[int, ...]
+    us: float
+    turn_us: float
+    now_us: float
+
+    @property
+    def loop(self) -> Loop:
+        return self.turns.loop
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.kernel.block
+
+    @property
+    def grid(self) -> int:
+        return self.kernel.grid * self.turns.blocks
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return self.kernel.blocks_per_sm
+
+    def __str__(self) -> str:
+        turns = f"{self.loop.trips} turns" if self.turns.counted else "turns until its condition"
+        blocks = "a block" if self.grid == 1 else f"{self.grid} blocks"
+        if self.turns.blocks > 1:
+            blocks = f"{blocks}, each with {self.turns.rows} of the rows,"
+        return (
+            f"%{self.loop.node.name}: {turns} in one kernel of {blocks} of {self.block} threads, "
+            f"{self.kernel.global_barriers} global barriers in a turn; {self.turn_us:.1f} us projected for a turn, "
+            f"{self.now_us:.1f} as XLA's loop"
+        )
+
+
+def in_one_block(kernel: k.Kernel) -> k.Kernel:
+    """A kernel of one block: its threads meet where blocks would."""
+    body = tuple(replace(s, level="block") if isinstance(s, k.Barrier) else s for s in kernel.body)
+    return replace(kernel, body=body, global_barriers=0)
+
+
+@dataclass(frozen=True)
+class TurnsText:
+    """The kernel of a loop that turns by itself.  operands: states.  constants: arrays of the turn's."""
+
+    kernel: CudaKernel
+    operands: tuple[int, ...]
+    constants: tuple[Literal, ...]
+    scratch_bytes: int
+
+
+def emit_turns(plan: TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> TurnsText:
+    """The kernel of a plan under a name, in the form that a launcher of this ABI takes."""
+    return _Emitter(plan, name, abi).emit()
+
+
+class _Emitter:
+    """Writes the kernel.
+
+    made, slices: by state, the output of the turn that it becomes, or a slice of it.
+    """
+
+    def __init__(self, plan: TurnsPlan, name: str, abi: LaunchAbi) -> None:
+        self.plan, self.name, self.abi = plan, name, abi
+        self.turns, self.kernel, self.graph = plan.turns, plan.kernel, plan.graph
+        self.loop = plan.loop
+        self.scratch_bytes = self.kernel.scratch_bytes
+        self.states = {p: n for n, p in enumerate(self.graph.parameters)}
+        self.made = dict(zip(self.turns.carried, self.graph.outputs, strict=False))
+        first = len(self.turns.carried)
+        self.slices = dict(zip(self.turns.stacks, self.graph.outputs[first:], strict=False))
+        self.written = {p.source for p in self.kernel.arguments if p.written}
+        self.operands: dict[int, None] = {}
+        self.lines: list[str] = []
+
+    def out(self, depth: int, text: str) -> None:
+        self.lines.append("  " * depth + text)
+
+    def emit(self) -> TurnsText:
+        kernel, plan = self.kernel, self.plan
+        reducers, declared, body = emit_parts(kernel)
+        if kernel.grid == 1:
+            declared, body = ([*map(_as_only_block, lines)] for lines in (declared, body))
+        self.begin()
+        self.turn(body)
+        self.end()
+        before = [*self.place_rows(), *(f"  {line}" for line in declared)]
+        constants = self.list_constants()
+        states = tuple(sorted(self.operands))
+        pointers = [self.point_to_operand(n) for n in states]
+        pointers += [Pointer(f"const {STORAGE[p.dtype]}", p.name, True) for p, _ in constants]
+        pointers += [Pointer(STORAGE[self.type(n).dtype], f"result_{n}") for n in plan.used]
+        if self.scratch_bytes:
+            pointers.append(Pointer("unsigned char", "scratch"))
+        words = k.BARRIER_STRIDE if kernel.grid > 1 else 0
+        bounds = f"{kernel.block}, {max(kernel.blocks_per_sm, 1)}"
+        entry = Entry(self.name, bounds, tuple(pointers), words)
+        lines = [*reducers, *render_entry(entry, self.abi), *before, *self.lines, "}"]
+        head = ['#include "astitch.cuh"']
+        if any(COMPLEX_TYPE.search(line) for line in lines):
+            head.append('#include "complex.cuh"')
+        head += ["", f"// {comment(str(plan))}"]
+        made = CudaKernel(
+            self.name,
+            "\n".join([*head, *lines]) + "\n",
+            plan.grid,
+            kernel.block,
+            kernel.shared_bytes,
+            0,
+            max(kernel.blocks_per_sm, 1),
+            barrier_words=words,
+        )
+        literals = tuple(value for _, value in constants)
+        scratch_bytes = self.block_bytes * self.turns.blocks
+        return TurnsText(made, states, literals, scratch_bytes)
+
+    # ---- where things are --------------------------------------------------------------------------------------------
+
+    def type(self, state: int) -> ArrayType:
+        return self.loop.types[state]
+
+    def point_to_operand(self, state: int) -> Pointer:
+        fixed = isinstance(self.loop.roles[state], Invariant)
+        return Pointer(f"const {STORAGE[self.type(state).dtype]}", f"state_{state}", fixed)
+
+    @property
+    def block_bytes(self) -> int:
+        """Scratch of a block; of all blocks that share the rows, where they do not divide them."""
+        if self.turns.blocks == 1:
+            return self.scratch_bytes
+        return -(-self.scratch_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def own_size(self, state: int) -> int:
+        """Elements of a part of the state that a block has."""
+        size = self.type(state).size
+        return size // self.turns.blocks if state in self.turns.split else size
+
+    def own_type(self, state: int) -> ArrayType:
+        return ArrayType(self.type(state).dtype, (self.own_size(state),))
+
+    def is_own(self, state: int) -> bool:
+        """May a block write to this part of the result?  What has no rows each block computes for itself."""
+        return self.turns.blocks == 1 or state in self.turns.split
+
+    def operand(self, state: int) -> str:
+        self.operands[state] = None
+        return f"state_{state}"
+
+    def own_operand(self, state: int) -> str:
+        """Where a block's rows of a state begin."""
+        name = self.operand(state)
+        if state not in self.turns.split:
+            return name
+        return f"{name} + blockIdx.x * {self.own_size(state)}ll"
+
+    def own_result(self, state: int) -> str:
+        if state not in self.turns.split:
+            return f"result_{state}"
+        return f"result_{state} + blockIdx.x * {self.own_size(state)}ll"
+
+    def place_rows(self) -> Iterator[str]:
+        if self.turns.blocks > 1 and self.scratch_bytes:
+            yield f"  scratch += blockIdx.x * {self.block_bytes}ll;"
+
+    @property
+    def first_thread(self) -> str:
+        """The number of a thread among those that share the rows."""
+        if self.kernel.grid == 1:
+            return "threadIdx.x"
+        return f"blockIdx.x * {self.kernel.block}ll + threadIdx.x"
+
+    @property
+    def threads(self) -> int:
+        return self.kernel.grid * self.kernel.block
+
+    def list_constants(self) -> list[tuple[k.Parameter, Literal]]:
+        """The arrays of the turn that a kernel reads from memory."""
+        found = []
+        for parameter in self.kernel.arguments:
+            attrs = self.graph[parameter.source.partition("#")[0]].attrs
+            if isinstance(attrs, ConstantAttrs):
+                found.append((parameter, attrs.value))
+        return found
+
+    def take_scratch(self, bytes_: int) -> int:
+        """Room in the scratch; where it begins."""
+        offset = -(-self.scratch_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.scratch_bytes = offset + bytes_
+        return offset
+
+    def source_of(self, output: str) -> str:
+        return storage_name(self.graph, output)
+
+    # ---- before the turns --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The two places of each value, and the state that the first turn reads."""
+        owners: dict[str, int] = {}
+        self.copies: dict[int, str] = {}  # states that a turn hands on: by state, where from
+        self.values: dict[int, str] = {}  # by state, the value that it becomes
+        self.stacks = {self.source_of(o): n for n, o in self.slices.items()}
+        for state, output in self.made.items():
+            source = self.source_of(output)
+            if source not in self.written:
+                self.copies[state] = source
+                continue
+            self.values[state] = source
+            if source not in self.stacks:  # else the next turn reads the slice
+                owners.setdefault(source, state)
+        self.owners = owners
+        placed = [*owners.items(), *((f"copy {n}", n) for n in self.copies)]
+        for number, (_, state) in enumerate(placed):
+            type_ = self.own_type(state)
+            kind = STORAGE[type_.dtype]
+            used = state in self.plan.used and self.is_own(state)
+            own = self.own_result(state) if used else self.spare(type_)
+            other = self.spare(type_)
+            if self.turns.counted and self.loop.trips % 2 == 0:
+                own, other = other, own
+            self.out(1, f"{kind}* even_{number} = {own};")
+            self.out(1, f"{kind}* odd_{number} = {other};")
+        self.numbers = {key: number for number, (key, _) in enumerate(placed)}
+        for state in self.turns.carried:
+            kind = STORAGE[self.type(state).dtype]
+            self.out(1, f"const {kind}* now_{state} = {self.own_operand(state)};")
+        self.unwritten = {
+            state: self.spare(self.graph[output].array)
+            for state, output in self.slices.items()
+            if not self.is_own(state)
+        }
+        if self.turns.asks:
+            self.asked = (
+                self.spare(ArrayType(DType.PRED, ())),
+                self.spare(ArrayType(DType.PRED, ())),
+            )
+
+    def spare(self, type_: ArrayType) -> str:
+        offset = self.take_scratch(type_.bytes)
+        return f"reinterpret_cast<{STORAGE[type_.dtype]}*>(scratch + {offset})"
+
+    # ---- a turn ------------------------------------------------------------------------------------------------------
+
+    def turn(self, body: Sequence[str]) -> None:
+        self.out(1, "long long turn = 0;")
+        self.out(1, "#pragma unroll 1")
+        limit = f"turn < {self.loop.trips}" if self.turns.counted else ""
+        self.out(1, f"for (; {limit}; ++turn) {{")
+        if self.turns.condition is not None:
+            self.ask(self.turns.condition)
+        for line in self.point():
+            self.out(2, line)
+        self.out(2, "{")
+        for line in body:
+            self.out(3, line)
+        self.out(2, "}")
+        self.copy()
+        meet = "ASTITCH_GLOBAL_BARRIER(barrier)" if self.kernel.grid > 1 else "__syncthreads()"
+        self.out(2, f"{meet};  // {TOGETHER}")
+        if self.turns.asks:
+            self.out(2, "if (!*asked) break;")
+        for state in self.turns.carried:
+            key = self.values.get(state, f"copy {state}")
+            if key in self.stacks:
+                self.out(2, f"now_{state} = {self.slice_of(self.stacks[key])};")
+            else:
+                number = self.numbers[key]
+                self.out(2, f"now_{state} = turn % 2 ? odd_{number} : even_{number};")
+        self.out(1, "}")
+
+    def ask(self, condition: Graph) -> None:
+        """Ends the loop where single numbers of the state say so."""
+        names: dict[str, str] = {}
+        for number, parameter in enumerate(condition.parameters):
+            if condition.users[parameter]:
+                dtype = condition[parameter].dtype
+                kind = compute_type(dtype)
+                names[parameter] = f"asked_{number}"
+                self.out(2, f"const {kind} asked_{number} = {self.read_single(number, kind)};")
+        for node in condition:
+            if node.is_parameter:
+                continue
+            if isinstance(node.attrs, ConstantAttrs):
+                value = node.attrs.value
+                names[node.name] = render_number(Literal(value.dtype, (), value.data))
+            elif OPS[node.op].keeps_order:
+                names[node.name] = names[node.operands[0]]
+            else:
+                dtypes = tuple(condition[o].dtype for o in node.operands)
+                operands = tuple(k.Name(names[o]) for o in node.operands)
+                text = render_value(
+                    node.dtype, k.Call(node.op, node.dtype, operands, dtypes, node.attrs)
+                )
+                names[node.name] = f"asked_v{len(names)}"
+                self.out(2, f"const {compute_type(node.dtype)} {names[node.name]} = {text};")
+        self.out(2, f"if (!{names[condition.outputs[0]]}) break;")
+
+    def read_single(self, state: int, kind: str) -> str:
+        if state in self.turns.counters:
+            return self.count(state)
+        if isinstance(self.loop.roles[state], Invariant):
+            return f"load_as<{kind}>(*{self.operand(state)})"
+        return f"load_as<{kind}>(*now_{state})"
+
+    def count(self, state: int) -> str:
+        """A counter in a turn."""
+        return _render_affine(self.turns.counters[state], self.type(state).dtype, "turn")
+
+    def point(self) -> Iterator[str]:
+        """The parameters of the turn's kernel."""
+        places: Mapping[str, str] = {
+            source: f"turn % 2 ? odd_{n} : even_{n}"
+            for key, n in self.numbers.items()
+            if (source := key) in self.owners
+        }
+        asked = self.source_of(self.graph.outputs[-1]) if self.turns.asks else ""
+        for parameter in self.kernel.arguments:
+            kind, name, source = STORAGE[parameter.dtype], parameter.name, parameter.source
+            if source == self.turns.first_row and source:
+                yield f"const {kind} first_row[1] = {{({kind})(blockIdx.x * {self.turns.rows})}};"
+                yield f"const {kind}* const {name} = first_row;"
+            elif source in self.turns.slices:
+                yield f"const {kind}* const {name} = {self.read_slice(source)};"
+            elif source in self.states:
+                state = self.states[source]
+                if state in self.turns.counters:
+                    yield f"const {kind} count_{state}[1] = {{{self.count(state)}}};"
+                    yield f"const {kind}* const {name} = count_{state};"
+                elif isinstance(self.loop.roles[state], Invariant):
+                    yield f"const {kind}* const {name} = {self.own_operand(state)};"
+                else:
+                    yield f"const {kind}* const {name} = now_{state};"
+            elif source in places:
+                yield f"{kind}* const {name} = {places[source]};"
+            elif source in self.stacks:
+                yield f"{kind}* const {name} = {self.slice_of(self.stacks[source])};"
+            elif source == asked:
+                even, odd = self.asked
+                yield f"{kind}* const {name} = turn % 2 ? {odd} : {even};"
+                yield f"{kind}* const asked = {name};"
+
+    def slice_of(self, state: int) -> str:
+        """Where a turn writes its slice of a stack: somewhere else, where another block writes it."""
+        role = self.loop.roles[state]
+        assert isinstance(role, Stack)
+        where = f"result_{state} + {self.find_slice(state, role.place, state in self.turns.split)}"
+        if self.is_own(state):
+            return where
+        return f"blockIdx.x == 0 ? {where} : {self.unwritten[state]}"
+
+    def read_slice(self, name: str) -> str:
+        """Where a turn reads its slice of an invariant."""
+        state, place = self.turns.slices[name]
+        at = self.find_slice(state, place, name in self.turns.split_slices)
+        return f"{self.operand(state)} + {at}"
+
+    def find_slice(self, state: int, place: Place, split: bool) -> str:
+        """The first element of a slice, or of a block's rows in it."""
+        type_ = self.type(state)
+        elements = type_.size // type_.shape[place.dimension]
+        at = f"({place.index.scale} * turn + {place.index.offset}) * {elements}"
+        return f"{at} + blockIdx.x * {elements // self.turns.blocks}ll" if split else at
+
+    def copy(self) -> None:
+        """What a turn hands on as it was, or begins anew."""
+        for state, source in self.copies.items():
+            number = self.numbers[f"copy {state}"]
+            value = self.read_old(state, source)
+            self.out(2, f"for (long long i = {self.first_thread}; ")
+            self.lines[-1] += f"i < {self.own_size(state)}; i += {self.threads}) {{"
+            self.out(3, f"(turn % 2 ? odd_{number} : even_{number})[i] = {value};")
+            self.out(2, "}")
+
+    def read_old(self, state: int, source: str) -> str:
+        """Element i of a value that no kernel computes."""
+        kind = STORAGE[self.type(state).dtype]
+        if source in self.states:
+            other = self.states[source]
+            if other in self.turns.counters:
+                return f"({kind}){self.count(other)}"
+            fixed = isinstance(self.loop.roles[other], Invariant)
+            return f"({self.own_operand(other) if fixed else f'now_{other}'})[i]"
+        if source in self.turns.slices:
+            return f"({self.read_slice(source)})[i]"
+        value = find_repeated(self.graph, source)
+        assert value is not None
+        return f"store_as<{kind}>({render_number(value)})"
+
+    # ---- after the turns ---------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The results, where they are not there yet."""
+        for state in self.plan.used:
+            if state in self.turns.counters:
+                value = _render_affine(self.turns.counters[state], self.type(state).dtype, "turn")
+                self.out(1, f"if (blockIdx.x == 0 && threadIdx.x == 0) *result_{state} = {value};")
+            elif state in self.turns.carried:
+                alone = "" if self.is_own(state) else " && blockIdx.x == 0"
+                self.out(1, f"if (now_{state} != {self.own_result(state)}{alone}) {{")
+                self.out(2, f"for (long long i = {self.first_thread}; i < {self.own_size(state)}; ")
+                self.lines[-1] += f"i += {self.threads}) "
+                self.lines[-1] += f"({self.own_result(state)})[i] = now_{state}[i];"
+                self.out(1, "}")
+
+
+def _as_only_block(line: str) -> str:
+    """A line of a kernel of one block, which others may stand beside."""
+    return line.replace("blockIdx.x", "0").replace("gridDim.x", "1")
+
+
+def _render_affine(value: Affine, dtype: DType, turn: str) -> str:
+    return f"({STORAGE[dtype]})({turn} * {value.scale}ll + {value.offset}ll)"
+
+
+def find_repeated(graph: Graph, name: str) -> Literal | None:
+    """The number that a value repeats; None where it is no such value."""
+    node = graph[stored_value(graph, name)]
+    while OPS[node.op].is_broadcast or OPS[node.op].keeps_order:
+        node = graph[node.operands[0]]
+    if not isinstance(node.attrs, ConstantAttrs):
+        return None
+    values = node.attrs.value.numpy().reshape(-1)
+    if node.array.size != 1 and values[:1].tobytes() * len(values) != values.tobytes():
+        return None
+    return Literal.of(values[:1].reshape(()).copy()) if node.array.size else None
