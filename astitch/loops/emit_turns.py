@@ -6,6 +6,7 @@ state has two places, and a turn reads the one that the turn before has written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment, compute_type, render_number, render_value
 from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
 from astitch.loops.analysis import Affine, Invariant, Loop, Place, Stack
-from astitch.loops.turns import Turns
+from astitch.loops.turns import Level, Turns
 from astitch.program.steps import ALIGNMENT_BYTES, CudaKernel
 
 TOGETHER = "the next turn reads what this one has written"
@@ -61,7 +62,8 @@ class TurnsPlan:
         turns = f"{self.loop.trips} turns" if self.turns.counted else "turns until its condition"
         blocks = "a block" if self.grid == 1 else f"{self.grid} blocks"
         if self.turns.blocks > 1:
-            blocks = f"{blocks}, each with {self.turns.rows} of the rows,"
+            rows = math.prod(level.rows for level in self.turns.levels)
+            blocks = f"{blocks}, each with {rows} of the rows,"
         return (
             f"%{self.loop.node.name}: {turns} in one kernel of {blocks} of {self.block} threads, "
             f"{self.kernel.global_barriers} global barriers in a turn; {self.turn_us:.1f} us projected for a turn, "
@@ -168,15 +170,33 @@ class _Emitter:
 
     def own_size(self, state: int) -> int:
         """Elements of a part of the state that a block has."""
-        size = self.type(state).size
-        return size // self.turns.blocks if state in self.turns.split else size
+        return self.type(state).size // math.prod(n.blocks for n in self.list_levels(state))
 
     def own_type(self, state: int) -> ArrayType:
         return ArrayType(self.type(state).dtype, (self.own_size(state),))
 
-    def is_own(self, state: int) -> bool:
-        """May a block write to this part of the result?  What has no rows each block computes for itself."""
-        return self.turns.blocks == 1 or state in self.turns.split
+    def list_levels(self, state: int) -> list[Level]:
+        """The dimensions of rows that a part of the state has."""
+        return [level for level in self.turns.levels if state in level.split]
+
+    def find_offset(self, levels: Sequence[Level], elements: int) -> str:
+        """Where a block's rows begin in an array of these dimensions."""
+        terms = []
+        for level in levels:
+            elements //= level.blocks
+            terms.append(f"{self.find_place(level)} * {elements}ll")
+        return " + ".join(terms)
+
+    def find_place(self, level: Level) -> str:
+        """The number of a block along a dimension of rows."""
+        at = self.turns.levels.index(level)
+        inner = math.prod(other.blocks for other in self.turns.levels[at + 1 :])
+        return f"(blockIdx.x / {inner} % {level.blocks})"
+
+    def writes(self, state: int) -> str:
+        """Which blocks write a part of the result: what has no rows each computes for itself.  Empty: all do."""
+        others = [level for level in self.turns.levels if state not in level.split]
+        return " && ".join(f"{self.find_place(level)} == 0" for level in others)
 
     def operand(self, state: int) -> str:
         self.operands[state] = None
@@ -184,15 +204,14 @@ class _Emitter:
 
     def own_operand(self, state: int) -> str:
         """Where a block's rows of a state begin."""
-        name = self.operand(state)
-        if state not in self.turns.split:
-            return name
-        return f"{name} + blockIdx.x * {self.own_size(state)}ll"
+        return self.add_rows(self.operand(state), state)
 
     def own_result(self, state: int) -> str:
-        if state not in self.turns.split:
-            return f"result_{state}"
-        return f"result_{state} + blockIdx.x * {self.own_size(state)}ll"
+        return self.add_rows(f"result_{state}", state)
+
+    def add_rows(self, name: str, state: int) -> str:
+        offset = self.find_offset(self.list_levels(state), self.type(state).size)
+        return f"{name} + {offset}" if offset else name
 
     def place_rows(self) -> Iterator[str]:
         if self.turns.blocks > 1 and self.scratch_bytes:
@@ -234,7 +253,16 @@ class _Emitter:
         owners: dict[str, int] = {}
         self.copies: dict[int, str] = {}  # states that a turn hands on: by state, where from
         self.values: dict[int, str] = {}  # by state, the value that it becomes
-        self.stacks = {self.source_of(o): n for n, o in self.slices.items()}
+        self.stacks: dict[str, int] = {}  # by the value that is its slice
+        self.stacked: dict[
+            int, str
+        ] = {}  # stacks of what no turn computes, or another stack has: where from
+        for state, output in self.slices.items():
+            source = self.source_of(output)
+            if source in self.written and source not in self.stacks:
+                self.stacks[source] = state
+            else:
+                self.stacked[state] = source
         for state, output in self.made.items():
             source = self.source_of(output)
             if source not in self.written:
@@ -248,7 +276,7 @@ class _Emitter:
         for number, (_, state) in enumerate(placed):
             type_ = self.own_type(state)
             kind = STORAGE[type_.dtype]
-            used = state in self.plan.used and self.is_own(state)
+            used = state in self.plan.used and not self.writes(state)
             own = self.own_result(state) if used else self.spare(type_)
             other = self.spare(type_)
             if self.turns.counted and self.loop.trips % 2 == 0:
@@ -258,17 +286,40 @@ class _Emitter:
         self.numbers = {key: number for number, (key, _) in enumerate(placed)}
         for state in self.turns.carried:
             kind = STORAGE[self.type(state).dtype]
-            self.out(1, f"const {kind}* now_{state} = {self.own_operand(state)};")
+            start = self.find_start(state)
+            self.write_start(state)
+            self.out(1, f"const {kind}* now_{state} = {start or self.own_operand(state)};")
+        if any(map(self.find_start, self.turns.carried)):
+            self.out(1, f"{self.meet};  // the first turn reads what the state starts with")
         self.unwritten = {
             state: self.spare(self.graph[output].array)
             for state, output in self.slices.items()
-            if not self.is_own(state)
+            if self.writes(state)
         }
         if self.turns.asks:
             self.asked = (
                 self.spare(ArrayType(DType.PRED, ())),
                 self.spare(ArrayType(DType.PRED, ())),
             )
+
+    def find_start(self, state: int) -> str:
+        """Where a state that starts as one number is written before the first turn; else nowhere."""
+        source = self.values.get(state, f"copy {state}")
+        own = state in self.copies or self.owners.get(source) == state
+        return f"odd_{self.numbers[source]}" if own and state in self.loop.starts else ""
+
+    def write_start(self, state: int) -> None:
+        """What a state starts with, in the place that the first turn reads: no array is needed for it."""
+        if where := self.find_start(state):
+            value = render_number(self.loop.starts[state])
+            kind = STORAGE[self.type(state).dtype]
+            self.out(1, f"for (long long i = {self.first_thread}; i < {self.own_size(state)}; ")
+            self.lines[-1] += f"i += {self.threads}) {where}[i] = store_as<{kind}>({value});"
+
+    @property
+    def meet(self) -> str:
+        """All threads that share a state have written it."""
+        return "ASTITCH_GLOBAL_BARRIER(barrier)" if self.kernel.grid > 1 else "__syncthreads()"
 
     def spare(self, type_: ArrayType) -> str:
         offset = self.take_scratch(type_.bytes)
@@ -290,8 +341,7 @@ class _Emitter:
             self.out(3, line)
         self.out(2, "}")
         self.copy()
-        meet = "ASTITCH_GLOBAL_BARRIER(barrier)" if self.kernel.grid > 1 else "__syncthreads()"
-        self.out(2, f"{meet};  // {TOGETHER}")
+        self.out(2, f"{self.meet};  // {TOGETHER}")
         if self.turns.asks:
             self.out(2, "if (!*asked) break;")
         for state in self.turns.carried:
@@ -351,9 +401,10 @@ class _Emitter:
         asked = self.source_of(self.graph.outputs[-1]) if self.turns.asks else ""
         for parameter in self.kernel.arguments:
             kind, name, source = STORAGE[parameter.dtype], parameter.name, parameter.source
-            if source == self.turns.first_row and source:
-                yield f"const {kind} first_row[1] = {{({kind})(blockIdx.x * {self.turns.rows})}};"
-                yield f"const {kind}* const {name} = first_row;"
+            if level := next((n for n in self.turns.levels if n.first_row == source), None):
+                first = f"({kind})({self.find_place(level)} * {level.rows})"
+                yield f"const {kind} {name}_row[1] = {{{first}}};"
+                yield f"const {kind}* const {name} = {name}_row;"
             elif source in self.turns.slices:
                 yield f"const {kind}* const {name} = {self.read_slice(source)};"
             elif source in self.states:
@@ -378,23 +429,27 @@ class _Emitter:
         """Where a turn writes its slice of a stack: somewhere else, where another block writes it."""
         role = self.loop.roles[state]
         assert isinstance(role, Stack)
-        where = f"result_{state} + {self.find_slice(state, role.place, state in self.turns.split)}"
-        if self.is_own(state):
-            return where
-        return f"blockIdx.x == 0 ? {where} : {self.unwritten[state]}"
+        where = f"result_{state} + {self.find_slice(state, role.place, self.list_levels(state))}"
+        test = self.writes(state)
+        return f"{test} ? {where} : {self.unwritten[state]}" if test else where
 
     def read_slice(self, name: str) -> str:
         """Where a turn reads its slice of an invariant."""
         state, place = self.turns.slices[name]
-        at = self.find_slice(state, place, name in self.turns.split_slices)
+        levels = [level for level in self.turns.levels if name in level.slices]
+        at = self.find_slice(state, place, levels)
         return f"{self.operand(state)} + {at}"
 
-    def find_slice(self, state: int, place: Place, split: bool) -> str:
+    def find_slice(self, state: int, place: Place, levels: Sequence[Level]) -> str:
         """The first element of a slice, or of a block's rows in it."""
         type_ = self.type(state)
         elements = type_.size // type_.shape[place.dimension]
-        at = f"({place.index.scale} * turn + {place.index.offset}) * {elements}"
-        return f"{at} + blockIdx.x * {elements // self.turns.blocks}ll" if split else at
+        at = f"({place.index.scale} * turn + {place.index.offset})"
+        if not self.turns.counted:
+            at = f"hlo_clamp(0ll, {at}, {type_.shape[place.dimension] - 1}ll)"
+        at += f" * {elements}"
+        offset = self.find_offset(levels, elements)
+        return f"{at} + {offset}" if offset else at
 
     def copy(self) -> None:
         """What a turn hands on as it was, or begins anew."""
@@ -405,6 +460,22 @@ class _Emitter:
             self.lines[-1] += f"i < {self.own_size(state)}; i += {self.threads}) {{"
             self.out(3, f"(turn % 2 ? odd_{number} : even_{number})[i] = {value};")
             self.out(2, "}")
+        if any(source in self.stacks for source in self.stacked.values()):
+            self.out(2, f"{self.meet};  // stacks have what others have got")
+        for state, source in self.stacked.items():
+            first = self.stacks.get(source)
+            value = (
+                f"({self.slice_of(first)})[i]"
+                if first is not None
+                else self.read_old(state, source)
+            )
+            role = self.loop.roles[state]
+            assert isinstance(role, Stack)
+            size = self.own_size(state) // self.type(state).shape[role.place.dimension]
+            self.out(
+                2, f"for (long long i = {self.first_thread}; i < {size}; i += {self.threads}) "
+            )
+            self.lines[-1] += f"({self.slice_of(state)})[i] = {value};"
 
     def read_old(self, state: int, source: str) -> str:
         """Element i of a value that no kernel computes."""
@@ -430,7 +501,8 @@ class _Emitter:
                 value = _render_affine(self.turns.counters[state], self.type(state).dtype, "turn")
                 self.out(1, f"if (blockIdx.x == 0 && threadIdx.x == 0) *result_{state} = {value};")
             elif state in self.turns.carried:
-                alone = "" if self.is_own(state) else " && blockIdx.x == 0"
+                test = self.writes(state)
+                alone = f" && {test}" if test else ""
                 self.out(1, f"if (now_{state} != {self.own_result(state)}{alone}) {{")
                 self.out(2, f"for (long long i = {self.first_thread}; i < {self.own_size(state)}; ")
                 self.lines[-1] += f"i += {self.threads}) "

@@ -35,7 +35,7 @@ from astitch.graph.ops import OPS
 from astitch.loops.analysis import Invariant, Loop
 from astitch.loops.flatten import Dimension
 from astitch.loops.row_dimensions import NotSpelled, RowDimensions, counts_up
-from astitch.loops.turns import Turns
+from astitch.loops.turns import Level, Turns
 
 LEAST_ROWS = 2
 
@@ -178,15 +178,8 @@ class _Cutter:
             if name in self.found.of
         }
         cut = frozenset(name for name in self.turns.slices if name in self.found.of)
-        return replace(
-            self.turns,
-            graph=graph,
-            blocks=self.found.rows // self.rows,
-            rows=self.rows,
-            split=frozenset(split),
-            split_slices=cut,
-            first_row=self.first,
-        )
+        level = Level(self.found.rows // self.rows, self.rows, frozenset(split), cut, self.first)
+        return replace(self.turns, graph=graph, levels=(*self.turns.levels, level))
 
     def shorten(self, node: Node) -> Node:
         """The node with fewer rows."""

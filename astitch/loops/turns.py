@@ -6,11 +6,14 @@ computes of a state is a graph like any other, so a stitch op computes it.  Only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from astitch.graph.edit import free_name, is_pure
-from astitch.graph.ir import ArrayType, Graph, Node, ParameterAttrs
+from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, ParameterAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import (
     Affine,
@@ -25,8 +28,24 @@ from astitch.loops.analysis import (
     analyse_loop,
     count_turns,
     find_counters,
+    find_integers,
     find_starts,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A dimension of rows, shared out among `blocks`, each of which has `rows` of them.
+
+    split, slices: the parts of the state, and the slices, that have the dimension.  first_row: the parameter of the
+    turn that is the number of a block's first row; empty: there is none.
+    """
+
+    blocks: int
+    rows: int
+    split: frozenset[int]
+    slices: frozenset[str]
+    first_row: str
 
 
 @dataclass(frozen=True)
@@ -41,9 +60,7 @@ class Turns:
     condition: where it is not, and single numbers decide: the region that says so of a state.
     slices: parameters of the graph besides, each a slice of an invariant: of which state, and where.
 
-    blocks: the blocks among which rows are shared out that never meet; each has `rows` of them (see turn_rows.py).
-    split, split_slices: the parts of the state, and the slices, of which each block has its own rows, one behind the
-    other.  first_row: the parameter that is the number of a block's first row; empty: there is none.
+    levels: how rows that never meet are shared out among blocks, the outer dimension first (see turn_rows.py).
     """
 
     loop: Loop
@@ -54,11 +71,12 @@ class Turns:
     counted: bool
     condition: Graph | None = None
     slices: Mapping[str, tuple[int, Place]] = field(default_factory=dict)
-    blocks: int = 1
-    rows: int = 1
-    split: frozenset[int] = frozenset()
-    split_slices: frozenset[str] = frozenset()
-    first_row: str = ""
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """The blocks among which the rows are shared out."""
+        return math.prod(level.blocks for level in self.levels)
 
     @property
     def asks(self) -> bool:
@@ -85,8 +103,33 @@ def find_turns(graph: Graph, node: Node, used: Collection[int]) -> Turns | LoopR
         Invariant() if parameter == output else Carried(output)
         for parameter, output in zip(body.parameters, body.outputs, strict=True)
     )
-    loop = Loop(node, 0, roles, {}, {}, find_starts(graph, node))
+    slices = _find_slices(body, counters)
+    loop = Loop(node, 0, roles, slices, {}, find_starts(graph, node))
     return _make_turns(loop, counters, used, counted=False)
+
+
+def _find_slices(body: Graph, counters: Mapping[int, Affine]) -> dict[str, Place]:
+    """The slices that a body cuts out of invariants where its counters say.  How far they count nobody knows, so that a
+    start may have to be clamped."""
+    given = {body.parameters[n]: value for n, value in counters.items()}
+    limits = [
+        (np.iinfo(body[name].dtype.numpy).max - value.offset) // value.scale
+        for name, value in given.items()
+        if value.scale > 0 and value.offset >= 0
+    ]
+    if len(limits) < len(given) or not given:
+        return {}
+    integers = find_integers(body, given, max(min(limits), 1))
+    found: dict[str, Place] = {}
+    for node in body:
+        if not isinstance(node.attrs, DynamicSliceAttrs):
+            continue
+        source, *indices = node.operands
+        fixed = source in body.parameters and body.outputs[body.parameters.index(source)] == source
+        cut = [d for d, n in enumerate(body[source].shape) if n != node.shape[d]]
+        if fixed and len(cut) == 1 and node.shape[cut[0]] == 1 and indices[cut[0]] in integers:
+            found[node.name] = Place(cut[0], integers[indices[cut[0]]])
+    return found
 
 
 def _keep_slices(body: Graph, number: int, role: Role) -> Role:

@@ -227,7 +227,7 @@ def show_loops(notes: Sequence[str]) -> list[str]:
     """Notes on loops; under those that are one kernel, how that is reversed."""
     lines = []
     for note in notes:
-        taken = re.match(r"loop_\d+ = %([^\s:]+)", note)
+        taken = re.match(r"\w*loop_\d+ = %([^\s:]+)", note)
         lines += [f"  {note}", *_undo(f"leave-loops %{taken[1]}" if taken else "")]
     return lines
 

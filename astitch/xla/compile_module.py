@@ -115,7 +115,9 @@ def compile_for_xla(
         compilation = stitch_bodies(
             compilation, tune=tune, attention=attention, faults=faults, directives=told
         )
-    compilation, regions = export_bodies(compilation, partial(_prepare_body, job))
+    compilation, regions = export_bodies(
+        compilation, partial(_prepare_body, job), partial(_take_loops, job)
+    )
     compilation, loops = _take_loops(job, compilation)
     compilation = replace(compilation, faults=faults.found, directives=told.list_outcomes())
     warn_of_unfollowed(graph.name, compilation.directives)
@@ -239,14 +241,16 @@ def _find_moves(job: _Job, compilation: Compilation) -> dict[str, str]:
     )
 
 
-def _take_loops(job: _Job, compilation: Compilation) -> tuple[Compilation, dict[LoopKey, LoopCall]]:
-    """The compilation with notes on its loops, and the loops that are one kernel.
+def _take_loops(
+    job: _Job, compilation: Compilation, prefix: str = ""
+) -> tuple[Compilation, dict[LoopKey, LoopCall]]:
+    """The compilation with notes on its loops, and the loops that are one kernel.  prefix: begins their names.
 
     Raises UnsupportedOp where strict was asked for and a loop's kernel does not run on the device.
     """
     if not job.planner:
         return compilation, {}
-    found, notes = find_loops(compilation, job.planner)
+    found, notes = find_loops(compilation, job.planner, prefix)
     loops, refused = prepare_loops(found, job.gpu, job.code, job.faults)
     job.hand_out_prepared(call.kernel for call in loops.values())
     if job.strict and refused:
@@ -280,30 +284,45 @@ def _find_slices(
     )
 
 
+TakeLoops = Callable[[Compilation, str], tuple[Compilation, dict[LoopKey, LoopCall]]]
+"""The compilation with notes on its loops, and those that are kernels, given what begins their names."""
+
+
+def leave_loops(compilation: Compilation, _: str) -> tuple[Compilation, dict[LoopKey, LoopCall]]:
+    """No loop is a kernel."""
+    return compilation, {}
+
+
 def export_bodies(
-    compilation: Compilation, prepare: Callable[[Compilation, bool], Kernels]
+    compilation: Compilation,
+    prepare: Callable[[Compilation, bool], Kernels],
+    take: TakeLoops = leave_loops,
+    path: str = "",
 ) -> tuple[Compilation, dict[Graph, Graph]]:
     """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
 
-    prepare: the kernels of a body, given whether it is a loop's.  A region without kernels is no part of what is
-    returned.
+    prepare: the kernels of a body, given whether it is a loop's.  take: its loops.  path: begins the names of these.  A
+    region without kernels is no part of what is returned.
 
     Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
     conditional as one step of its main stream, and by default takes neither into a CUDA graph.  So nothing outside runs
     beside it and no turn beside the next.
     """
     bodies, regions = [], {}
-    for body in compilation.bodies:
+    for number, body in enumerate(compilation.bodies):
         kernels = prepare(body.compilation, OPS[body.op].is_loop)
         noted = note_slices(note_refusals(body.compilation, kernels), kernels)
-        inner, inside = export_bodies(noted, prepare)
+        own = f"{path}body_{number}_"
+        inner, inside = export_bodies(noted, prepare, take, own)
+        inner, loops = take(inner, own)
         bodies.append(replace(body, compilation=inner))
         attends = any(
             isinstance(node.attrs, (AttentionAttrs, NarrowProductAttrs))
             for node in inner.scopes.graph
         )
-        if inside or attends or any(isinstance(k, XlaKernel) for k in kernels.values()):
-            regions[body.region] = read_part(export_program(inner, kernels, inside))
+        launched = any(isinstance(k, XlaKernel) for k in kernels.values())
+        if inside or attends or loops or launched:
+            regions[body.region] = read_part(export_program(inner, kernels, inside, loops))
     return replace(compilation, bodies=tuple(bodies)), regions
 
 

@@ -30,7 +30,11 @@ from astitch.loops.turns import Turns, find_turns
 from astitch.loops.unroll import unroll_inner
 from astitch.pipeline import Job, Target, run_passes
 from astitch.program.steps import FallbackStep
+from astitch.rewrite.batched_gathers import batch_gathers
+from astitch.rewrite.expand import expand
+from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import write_out_dots
+from astitch.rewrite.written_branches import write_branches
 from astitch.search.plan import LONG_CODE, count_statements, plan_scope
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
@@ -49,6 +53,9 @@ MOST_STATE = 64 << 20
 
 MOST_BLOCKS = 8
 """Blocks of an SM among which rows are shared out at most."""
+
+MOST_LEVELS = 3
+"""Dimensions of rows."""
 
 SPARE_REGISTERS = 8
 """What a thread may take beyond the estimate."""
@@ -81,13 +88,15 @@ def plan_turns(
 
     used: the parts of its final state that somebody reads.  now_us: of a turn as it is else.
     """
-    body, _ = unroll_inner(node.regions[1])
-    inside = replace(node, regions=(node.regions[0], body))
+    condition, body = map(write_branches, node.regions)
+    body, _ = unroll_inner(body)
+    inside = replace(node, regions=(condition, body))
     turns = find_turns(graph, inside, used)
     if isinstance(turns, LoopRefusal):
         return turns
     if (reason := _why_not(turns)) is not None:
         return LoopRefusal(node.name, reason)
+    turns = replace(turns, graph=expand(batch_gathers(simplify(turns.graph))))
     reasons: list[str] = []
     plans: list[TurnsPlan] = []
     results = tuple(sorted(_read(turns, used)))
@@ -110,11 +119,14 @@ def _list_parts(turns: Turns, gpu: Gpu) -> Iterator[Turns]:
     """The turns with all rows in each block, and with a part of the rows in each."""
     yield turns
     all_rows = find_rows(turns)
-    least = -(-all_rows // (MOST_BLOCKS * gpu.sms))
+    least = -(-all_rows * turns.blocks // (MOST_BLOCKS * gpu.sms))
     divisors = [n for n in range(1, all_rows) if all_rows % n == 0 and n >= least]
     full = [n for n in divisors if all_rows // n >= gpu.sms]
     for rows in dict.fromkeys((*divisors[:1], *full[-1:])):
-        yield take_rows(turns, rows)
+        taken = take_rows(turns, rows)
+        yield taken
+        if rows == 1 and len(taken.levels) < MOST_LEVELS and taken.blocks < gpu.sms:
+            yield from [parts for parts in _list_parts(taken, gpu) if parts is not taken]
 
 
 def _plan_part(
@@ -134,16 +146,18 @@ def _plan_part(
     plan = TurnsPlan(turns, planned, kernel, results, turn_us * trips, turn_us, now_us)
     if not _writes_all(plan):
         return "a turn hands on an array that no kernel computes"
-    if emit_turns(plan, "loop_0").scratch_bytes > _allow_bytes(turns):
-        return "its state is large"
+    bytes_ = emit_turns(plan, "loop_0").scratch_bytes
+    if bytes_ > _allow_bytes(turns, results):
+        return f"its state takes {bytes_} B besides"
     return plan
 
 
-def _allow_bytes(turns: Turns) -> int:
-    """Memory that the kernel may take besides its results: XLA's loop has the new values of the state for a while."""
+def _allow_bytes(turns: Turns, results: Sequence[int]) -> int:
+    """Memory that the kernel may take besides its results: XLA's loop has a state, and its new value for a while."""
     made = zip(turns.carried, turns.graph.outputs, strict=False)
     new = [n for n, output in made if not OPS[turns.graph[output].op].writes_into]
-    return MOST_BYTES + min(sum(turns.loop.types[n].bytes for n in new), MOST_STATE)
+    states = sum(turns.loop.types[n].bytes * (1 if n in results else 2) for n in new)
+    return MOST_BYTES + min(states, MOST_STATE)
 
 
 def _read(turns: Turns, used: Sequence[int]) -> set[int]:
@@ -244,18 +258,12 @@ def _writes_all(plan: TurnsPlan) -> bool:
     """Does the kernel write each value of the state, or can it be copied?"""
     graph, turns = plan.graph, plan.turns
     written = {p.source for p in plan.kernel.arguments if p.written}
-    parameters = {*graph.parameters}
-    first = len(turns.carried)
-    for number, output in enumerate(graph.outputs):
-        source = storage_name(graph, output)
-        if source in written:
-            continue
-        if number >= first:
-            return False
-        if source not in parameters and find_repeated(graph, source) is None:
-            return False
-    slices = [storage_name(graph, o) for o in graph.outputs[first:]]
-    return len({*slices}) == len(slices)
+    known = {*written, *graph.parameters}
+    outputs = graph.outputs[: len(turns.carried) + len(turns.stacks)]
+    sources = [storage_name(graph, output) for output in outputs]
+    if turns.asks and storage_name(graph, graph.outputs[-1]) not in written:
+        return False
+    return all(s in known or find_repeated(graph, s) is not None for s in sources)
 
 
 # ---- what a loop takes else ----------------------------------------------------------------------------------------

@@ -29,9 +29,10 @@ def read_fallback(hlo: bytes) -> Graph:
 
 
 def find_loops(
-    compilation: Compilation, planner: LoopPlanner | None = None
+    compilation: Compilation, planner: LoopPlanner | None = None, prefix: str = ""
 ) -> tuple[dict[LoopKey, LoopKernel], tuple[str, ...]]:
-    """The loops that are worth a kernel, and notes on all.  planner: the one of the compilation."""
+    """The loops that are worth a kernel, and notes on all.  planner: the one of the compilation.  prefix: begins the
+    names of the kernels."""
     planner = planner or LoopPlanner(compilation.gpu)
     found: dict[LoopKey, LoopKernel] = {}
     notes: list[str] = []
@@ -49,7 +50,7 @@ def find_loops(
             plan = _plan(compilation, planner, graph, node)
             if not isinstance(plan, LoopRefusal):
                 kernel = planner.faults.attempt(
-                    partial(emit_loop, plan, name_loop(len(found))),
+                    partial(emit_loop, plan, f"{prefix}{name_loop(len(found))}"),
                     lambda: None,
                     stage="emit a loop",
                     subject=f"%{node.name}",

@@ -190,6 +190,40 @@ def read_table(x: Any) -> Any:
     return lax.fori_loop(0, 6, turn, x)
 
 
+def until(rows: Any, turns: Any) -> Any:
+    """Slices where a counter says that nobody knows the end of; beyond the last one it is the last one."""
+
+    def turn(i: Any, x: Any) -> Any:
+        return jnp.tanh(x + rows[i]) - x.mean()
+
+    return lax.fori_loop(0, turns, turn, rows[0])
+
+
+def stack_old(x: Any) -> Any:
+    """Stacks of what the turn began with, of one value twice, and of a number."""
+
+    def turn(x: Any, row: Any) -> Any:
+        new = x * 0.5 + jnp.roll(x, 1).sum() * 0.1
+        return new, (x, new, new, row, jnp.zeros(3))
+
+    return lax.scan(turn, x, jnp.arange(14.0).reshape(7, 2))
+
+
+def branch(x: Any) -> Any:
+    def turn(i: Any, state: Any) -> Any:
+        x, y = state
+        x, y = lax.cond(
+            x.sum() > 0,
+            lambda x, y: (MATRIX @ x, y + 1),
+            lambda x, y: (x - 1, lax.cond(y[0] > 2, jnp.cumsum, jnp.sin, y)),
+            x,
+            y,
+        )
+        return lax.switch(i % 4 - 1, [lambda x: x, lambda x: x * 2, lambda x: x - x.sum()], x), y
+
+    return lax.fori_loop(0, 8, turn, (x, x * 2))
+
+
 def half(x: Any, w: Any) -> Any:
     return lax.fori_loop(0, 5, lambda _, x: jax.nn.relu(x @ w) / (1 + jnp.abs(x).max()), x)
 
@@ -214,6 +248,9 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "collatz": (collatz, (np.int32(27), np.arange(9)[::-1].astype(np.int32))),
     "never": (never, (normal(3, 12),)),
     "read_table": (read_table, (np.arange(100, dtype=np.int32),)),
+    "until": (until, (normal(3, 5, 40), np.int32(8))),
+    "stack_old": (stack_old, (normal(3, 33),)),
+    "branch": (branch, (normal(3, 12, scale=0.1),)),
     "half": (half, (normal(3, 8, 32).astype(jnp.bfloat16), normal(4, 32, 32).astype(jnp.bfloat16))),
 }
 
@@ -249,6 +286,16 @@ def delta_rule(q: Any, k: Any, v: Any, strength: Any) -> Any:
         return state, jnp.einsum("bij,bj->bi", state, q)
 
     return lax.scan(turn, jnp.zeros((6, 16, 16)), (q, k, v, strength))
+
+
+def delta_rule_of_heads(q: Any, k: Any, v: Any) -> Any:
+    def turn(state: Any, now: Any) -> Any:
+        q, k, v = now
+        rest = v - jnp.einsum("bhde,bhd->bhe", state, k)
+        state = state + jnp.einsum("bhd,bhe->bhde", k, rest) * 0.1
+        return state, jnp.einsum("bhde,bhd->bhe", state, q)
+
+    return lax.scan(turn, jnp.zeros((2, 3, 8, 8)), (q, k, v))
 
 
 def normalize(w: Any, x: Any) -> Any:
@@ -384,6 +431,18 @@ def test_rows_have_blocks_of_their_own(
     for note in compilation.loops:
         assert f"blocks, each with {rows} of the rows," in note
     assert_computes(compilation, fn, arguments)
+
+
+def test_two_dimensions_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = tuple(normal(i, 6, 2, 3, 8, scale=0.5) for i in range(3))
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    monkeypatch.setattr(
+        plan_turns, "_list_parts", lambda turns, gpu: [take_rows(take_rows(turns, 1), 1)]
+    )
+    compilation = compile_loops(delta_rule_of_heads, arguments)
+    (note,) = compilation.loops
+    assert "6 blocks, each with 1 of the rows," in note
+    assert_computes(compilation, delta_rule_of_heads, arguments)
 
 
 def find_rows_of(fn: Callable[..., Any], arguments: Any) -> int:
