@@ -37,7 +37,7 @@ SMALL = 8
 MOST_REPEATED = 64
 """Ops that are computed again for one scatter."""
 
-MEMORY, SCATTER = "memory", "scatter"
+MEMORY, SCATTER, ARRAY = "memory", "scatter", "array"
 
 
 def choose_scatter_operands(graph: Graph, left: Collection[str]) -> Mapping[str, set[str]]:
@@ -155,7 +155,7 @@ class _Cone:
         """May XLA compute it once more, whichever kernels need it too?"""
         if self.is_needed(node) or len(self.opened) >= MOST_REPEATED + len(self.alone):
             return False
-        if self.is_kept(node.name) or OPS[node.op].is_approximate:
+        if self.is_kept(node.name):
             return False
         if SMALL * node.array.bytes <= self.update_bytes:
             return False
@@ -190,7 +190,10 @@ class _Cone:
         network = nx.DiGraph()
         for name in self.times:
             if name not in self.opened:
-                network.add_edge(MEMORY, (name, True), capacity=price(name))
+                # Views of one array are loaded once.
+                base = stored_value(self.graph, name)
+                network.add_edge(MEMORY, (base, ARRAY), capacity=price(name))
+                network.add_edge((base, ARRAY), (name, True))
                 continue
             node = self.graph[name]
             # Of equal cuts the one farthest from the scatter: views of what is in memory are XLA's, too.

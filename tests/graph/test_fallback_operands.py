@@ -34,6 +34,12 @@ def segment_sum(x: Any, ids: Any) -> Any:
     return jax.ops.segment_sum(x, ids, num_segments=40)
 
 
+def share(x: Any, ids: Any, most: Any) -> Any:
+    """The indices are an array that is also read for each update: it is loaded once."""
+    shares = jnp.exp(x - most[ids])
+    return shares / segment_sum(shares, ids)[ids]
+
+
 ALL = {
     "function": (lambda x, i, t: segment_sum(jnp.tanh(x), i), (X, IDS, TABLE)),
     "half": (lambda x, i, t: segment_sum(x.astype(jnp.bfloat16) * 2, i), (X, IDS, TABLE)),
@@ -53,15 +59,19 @@ ALL = {
         (X, IDS, TABLE),
     ),
     "a norm": (lambda x, i, t: segment_sum(x / x.sum(1, keepdims=True), i), (X, IDS, TABLE)),
+    "a function that others read": (
+        lambda x, i, t: (segment_sum(t[i] * (y := jnp.tanh(x)), i), y.sum()),
+        (X, IDS, TABLE),
+    ),
+    "shares of segments": (
+        lambda x, i, t: share(jnp.tile(x[:, 0], 9), jnp.tile(i, 9), t[:, 0]),
+        (X, IDS, TABLE),
+    ),
     "scalars": (lambda x, i, t: segment_sum(x[:, 0] * t[0, 0], i), (X, IDS, TABLE)),
 }
 NONE = {
     "read twice": lambda x, i, t: (segment_sum(y := jnp.tanh(x), i), y),
     "read twice, and as large": lambda x, i, t: (segment_sum(y := x * 2 + t[0], i), jnp.sin(y), y),
-    "a function that others read": lambda x, i, t: (
-        segment_sum(t[i] * (y := jnp.tanh(x)), i),
-        y.sum(),
-    ),
     "read by a product too": lambda x, i, t: (segment_sum(y := t[i] / x[:, :1], i), y @ t.T),
     "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
     "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
