@@ -49,6 +49,7 @@ from astitch.rewrite.recompute import Staged, recompute
 from astitch.rewrite.restore_recurrences import restore_recurrences
 from astitch.rewrite.restore_windows import restore_windows
 from astitch.rewrite.row_sorts import sort_rows
+from astitch.rewrite.scaled_products import scale_products
 from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.short_reductions import write_out_short_reductions
 from astitch.rewrite.simplify import simplify
@@ -422,6 +423,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     _rewrite("combine_natively", _combine_natively),
     _rewrite("reassociate", lambda graph, job: reassociate(graph)),
+    _rewrite("scale_products", lambda graph, job: scale_products(graph)),
     _rewrite(
         "fold_scales",
         lambda graph, job: fold_scales(graph),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.emit_cuda import COMPLEX_TYPE, emit_parts
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Literal
 from astitch.graph.ops import OPS
@@ -239,7 +240,7 @@ class _Emitter:
 
     def take_scratch(self, bytes_: int) -> int:
         """Room in the scratch; where it begins."""
-        offset = -(-self.scratch_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        offset = -(-self.scratch_bytes // ACCESS_BYTES) * ACCESS_BYTES
         self.scratch_bytes = offset + bytes_
         return offset
 

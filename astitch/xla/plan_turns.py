@@ -19,8 +19,9 @@ from astitch.errors import AstitchError
 from astitch.faults import FaultLog
 from astitch.graph.ir import ArrayType, ConstantAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.storage import storage_name
+from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import LoopRefusal
 from astitch.loops.cuts import PRODUCT_CYCLES, TURN_CYCLES
 from astitch.loops.emit_turns import TurnsPlan, emit_turns, find_repeated, in_one_block
@@ -138,7 +139,11 @@ def _plan_part(
         return f"a turn is not one kernel: {found}"
     planned, scope = found
     listed = _list_kernels if turns.blocks == 1 else _list_kernels_of_rows
-    timed = [*listed(planned, scope, gpu, turns.blocks)]
+    timed = [
+        (us, kernel)
+        for us, kernel in listed(planned, scope, gpu, turns.blocks)
+        if _are_aligned(turns, planned, kernel)
+    ]
     if not timed:
         return "no kernel of a turn fits the device"
     turn_us, kernel = min(timed, key=lambda item: item[0])
@@ -150,6 +155,21 @@ def _plan_part(
     if bytes_ > _allow_bytes(turns, results):
         return f"its state takes {bytes_} B besides"
     return plan
+
+
+def _are_aligned(turns: Turns, graph: Graph, kernel: k.Kernel) -> bool:
+    """Are vectors whole parts of the slices and rows that follow each other?  Else most of these begin within one."""
+    stacks = graph.outputs[len(turns.carried) : len(turns.carried) + len(turns.stacks)]
+    moving = {storage_name(graph, name) for name in (*turns.slices, *stacks) if name in graph.nodes}
+    sizes = {
+        parameter.name: storage_type(graph, parameter.source).size
+        for parameter in kernel.arguments
+        if turns.blocks > 1 or parameter.source in moving
+    }
+    return not any(
+        isinstance(s, k.LoadVector | k.StoreVector | k.Fetch) and sizes.get(s.array, 0) % s.width
+        for s in list_statements(kernel.body)
+    )
 
 
 def _allow_bytes(turns: Turns, results: Sequence[int]) -> int:
