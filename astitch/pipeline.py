@@ -48,6 +48,7 @@ from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
 from astitch.rewrite.restore_recurrences import restore_recurrences
 from astitch.rewrite.restore_windows import restore_windows
+from astitch.rewrite.row_regions import form_row_regions
 from astitch.rewrite.row_sorts import sort_rows
 from astitch.rewrite.scaled_products import scale_products
 from astitch.rewrite.scatter_order import order_scatters
@@ -231,6 +232,11 @@ def _fuse_attention(graph: Graph, job: Job) -> Graph:
 
 def _expand(graph: Graph, job: Job) -> Graph:
     return expand(graph, keep=job.target.updates(graph))
+
+
+def _form_row_regions(graph: Graph, job: Job) -> Graph:
+    formed = form_row_regions(graph, job.gpu)
+    return graph if formed is graph else simplify(check_graph(formed))
 
 
 def _reduce_few_rows(graph: Graph, job: Job) -> Graph:
@@ -430,6 +436,7 @@ PASSES: tuple[Pass, ...] = (
         # In a loop filters would be multiplied in each turn.
         lambda job: job.target.in_xla and job.target.region is None,
     ),
+    _rewrite("row_regions", _form_row_regions, lambda job: job.target.attention),
     _rewrite(
         "narrow_products",
         lambda graph, job: write_narrow_products(graph, job.gpu),

@@ -546,6 +546,18 @@ class NarrowProductAttrs:
     layer: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RowRegionAttrs:
+    """row-region: ops on rows of narrow arrays by a kernel of our own (graph/ops/row_region.py).
+
+    rows: of each array of rows.  sums: so many of the last outputs are sums over all rows.  parts: of each sum.
+    """
+
+    rows: int
+    sums: int = 0
+    parts: int = 1
+
+
 Tree: TypeAlias = "tuple[Tree, ...] | None"
 """How an HLO value is made of arrays: None is one array, a tuple is a tuple."""
 
@@ -611,6 +623,7 @@ Attrs = (
     | CustomCallAttrs
     | AttentionAttrs
     | NarrowProductAttrs
+    | RowRegionAttrs
     | OpaqueAttrs
 )
 

@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     GetTupleElementAttrs,
     Graph,
     Node,
+    RowRegionAttrs,
     ScatterAttrs,
     SortAttrs,
     TupleType,
@@ -566,6 +567,19 @@ def _call(node: Node, operands: Arrays) -> Arrays:
     return _run(node.regions[0], operands)
 
 
+def _row_region(node: Node, operands: Arrays) -> Arrays:
+    """All of a sum is in its first part."""
+    assert isinstance(node.attrs, RowRegionAttrs)
+    results = _run(node.regions[0], operands)
+    first_sum = len(results) - node.attrs.sums
+    others = node.attrs.parts - 1
+    sums = (
+        np.stack([r.astype(np.float32), *[np.zeros(r.shape, np.float32)] * others])
+        for r in results[first_sum:]
+    )
+    return (*results[:first_sum], *sums)
+
+
 _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "get-tuple-element": _project,
     "reduce": _reduce,
@@ -577,6 +591,7 @@ _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "while": _while,
     "conditional": _conditional,
     "call": _call,
+    "row-region": _row_region,
     "custom-call": _refuse_custom_call,
     "optimization-barrier": lambda node, operands: operands,
 }

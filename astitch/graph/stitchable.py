@@ -14,6 +14,7 @@ from astitch.graph.ir import (
     NarrowProductAttrs,
     Node,
     OpaqueAttrs,
+    RowRegionAttrs,
     SortAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
@@ -40,6 +41,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
         return "attention: kernels of its own" if node.attrs.tiles else "attention: a library call"
     if isinstance(node.attrs, NarrowProductAttrs):
         return "a product of few rows: a kernel of its own"
+    if isinstance(node.attrs, RowRegionAttrs):
+        return "products of narrow arrays and what is between them: a kernel of its own"
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

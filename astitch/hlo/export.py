@@ -42,6 +42,7 @@ from astitch.hlo.attention import render_attention
 from astitch.hlo.literal import write_literal
 from astitch.hlo.narrow_product import render_narrow_product
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
+from astitch.hlo.row_region import render_row_region
 from astitch.hlo.shapes import TUPLE, as_array, read_type, write_shape, write_tuple_shape
 from astitch.hlo.tiled_attention import render_tiled_attention
 
@@ -252,6 +253,8 @@ class _Computation:
             case "narrow-product":
                 types = [as_array(read_type(v.shape, node.name), node.name) for v in operands]
                 value = self._add(render_narrow_product(node, types), node.type, operands)
+            case "row-region":
+                value = self._add_row_region(node, operands)
             case "reduce-window" if joins_steps(node):
                 value = self._add_recurrence(node)
             case _:
@@ -436,6 +439,11 @@ class _Computation:
             else:
                 values[part.name] = self._add(part, part.type, given)
         return self._tuple([values[name] for name in names], node.name)
+
+    def _add_row_region(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        call = render_row_region(node)
+        value = self._add(call, call.type, operands)
+        return value if isinstance(call.type, TupleType) else self._tuple([value], node.name)
 
     def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """A while over the tuple of its state, also where that is one array."""

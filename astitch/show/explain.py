@@ -13,7 +13,15 @@ from astitch.device.schedule import DEFAULT
 from astitch.faults import Fault
 from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import AttentionAttrs, ConvolutionAttrs, Graph, NarrowProductAttrs, TupleType
+from astitch.graph.ir import (
+    AttentionAttrs,
+    ConvolutionAttrs,
+    DotAttrs,
+    Graph,
+    NarrowProductAttrs,
+    RowRegionAttrs,
+    TupleType,
+)
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
@@ -211,6 +219,24 @@ def _show_narrow_products(graph: Graph) -> list[str]:
     return ["", head, *(f"  {name}" for name in names), *_undo("without narrow_products", "  ")]
 
 
+def _show_row_regions(graph: Graph) -> list[str]:
+    """The kernels of our own that compute products of narrow arrays, and how that is undone."""
+    found = [node for node in graph if isinstance(node.attrs, RowRegionAttrs)]
+    if not found:
+        return []
+    lines = [
+        "",
+        f"products of narrow arrays and what is between them, by our own kernels: {len(found)}",
+    ]
+    for node in found:
+        assert isinstance(node.attrs, RowRegionAttrs)
+        products = [inner.name for inner in node.regions[0] if isinstance(inner.attrs, DotAttrs)]
+        lines.append(
+            f"  %{node.name}: {node.attrs.rows} rows, {', '.join(f'%{p}' for p in products)}"
+        )
+    return [*lines, *_undo("without row_regions", "  ")]
+
+
 def show_directives(outcomes: Sequence[str]) -> list[str]:
     """What came of each directive; nothing where there were none."""
     if not outcomes:
@@ -282,6 +308,7 @@ def explain(
         lines.append(f"  to take another plan: plan %{name_of(plan)} {number}")
     lines += _show_attention(scopes.graph)
     lines += _show_narrow_products(scopes.graph)
+    lines += _show_row_regions(scopes.graph)
     if alive := show_memory(scopes, plans):
         lines += ["", *alive]
     if splits:

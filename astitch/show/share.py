@@ -25,6 +25,7 @@ from astitch.graph.ir import (
     NarrowProductAttrs,
     Node,
     OpaqueAttrs,
+    RowRegionAttrs,
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
@@ -204,6 +205,7 @@ def list_regions(graph: Graph, node: Node) -> list[tuple[Graph, float]]:
     return []
 
 
+_CALLED = (CustomCallAttrs, AttentionAttrs, NarrowProductAttrs, RowRegionAttrs)
 _LIGHT = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE)
 
 
@@ -217,7 +219,7 @@ def is_light(node: Node) -> bool:
         return row is not None and row.kind in _LIGHT and node.attrs.reason != IN_HOST
     kind = OPS[node.op].kind
     if kind is Kind.OTHER:
-        called = isinstance(node.attrs, (CustomCallAttrs, AttentionAttrs, NarrowProductAttrs))
+        called = isinstance(node.attrs, _CALLED)
         return not called and bool(node.operands)
     return kind in _LIGHT and not OPS[node.op].is_view and not OPS[node.op].is_bitcast
 

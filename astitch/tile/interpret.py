@@ -10,6 +10,7 @@ result to be written once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -116,6 +117,10 @@ class _Block:
                 return given[2] + x @ y
             case "reduce-maximum":
                 return np.fmax.reduce(given[0], axis=c.axis)
+            case "reduce-maximum-or-nan":
+                return np.maximum.reduce(given[0], axis=c.axis)
+            case "reduce-minimum-or-nan":
+                return np.minimum.reduce(given[0], axis=c.axis)
             case "reduce-add":
                 return given[0].sum(axis=c.axis, dtype=dtype)
             case "load":
@@ -183,6 +188,8 @@ _ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
     "remainder": np.remainder,
     "maximum": np.fmax,
     "minimum": np.fmin,
+    "maximum-or-nan": np.maximum,
+    "minimum-or-nan": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -195,4 +202,17 @@ _ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
     "exp2": np.exp2,
     "log2": np.log2,
     "tanh": np.tanh,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
+    "erf": lambda x: np.vectorize(math.erf, otypes=[x.dtype])(x),
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "power": np.power,
 }

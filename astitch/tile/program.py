@@ -19,10 +19,14 @@ Shape: TypeAlias = tuple[int, ...]
 COMPARISONS = frozenset({"less", "less-equal", "greater-equal", "equal", "not-equal"})
 ARITHMETIC = frozenset(
     {"add", "subtract", "multiply", "divide", "remainder", "maximum", "minimum"}
+    | {"maximum-or-nan", "minimum-or-nan"}
     | {"and", "or", "xor", "shift-right"}
 )
-FUNCTIONS = frozenset({"exp2", "log2", "tanh"})
-"""Of one f32 tile."""
+FUNCTIONS = frozenset(
+    {"exp2", "log2", "tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf"}
+    | {"abs", "floor", "ceil", "power"}
+)
+"""Of one f32 tile; power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,12 @@ class Compute:
     | expand | x | x with a dimension of extent 1 at `axis` |
     | broadcast | x | x repeated along its dimensions of extent 1; a scalar everywhere |
     | transpose | x | a matrix with its dimensions exchanged |
-    | convert | x | x in another type: float to float, or integer to wider integer |
+    | convert | x | x in another type: float to float, integer to wider integer, s32 to f32 |
     | bitcast | x | the bits of x, in another type of as many |
     | round-to-tf32 | x | x of f32, rounded to the nearest number that a product in TF32 sees |
     | select | condition, x, y | x where the condition holds, else y |
     | dot | x, y, z | z + x y, in f32; `precision` says what becomes of f32 factors |
-    | reduce-maximum, reduce-add | x | over `axis`, which goes |
+    | reduce-maximum, reduce-add, reduce-maximum-or-nan, reduce-minimum-or-nan | x | over `axis`, which goes |
     | load | offsets [, mask] | elements of parameter `parameter`; 0 where the mask does not hold |
     | load-one-of | number, offsets [, mask] | likewise, of the parameter `parameter` + number, of `count` |
     """
@@ -291,7 +295,7 @@ class Builder:
         return self._compute("dot", z.value.type, x, y, z, precision=precision)
 
     def reduce(self, code: str, x: Tile, axis: int) -> Tile:
-        """code: maximum or add."""
+        """code: maximum, add, maximum-or-nan or minimum-or-nan."""
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         return self._compute(f"reduce-{code}", TileType(x.dtype, shape), x, axis=axis)
 

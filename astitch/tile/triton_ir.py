@@ -44,6 +44,8 @@ _FLOATS = {
     "divide": "arith.divf",
     "maximum": "arith.maxnumf",
     "minimum": "arith.minnumf",
+    "maximum-or-nan": "arith.maximumf",
+    "minimum-or-nan": "arith.minimumf",
 }
 _INTEGERS = {
     "add": "arith.addi",
@@ -66,6 +68,24 @@ _PREDICATES = {
     "not-equal": ("ne", "une"),
 }
 """Of integers, and of floats."""
+
+_FUNCTIONS = {
+    "abs": "fabsf",
+    "ceil": "ceilf",
+    "cos": "cosf",
+    "erf": "erff",
+    "exp": "expf",
+    "expm1": "expm1f",
+    "floor": "floorf",
+    "log": "logf",
+    "log1p": "log1pf",
+    "power": "powf",
+    "rsqrt": "rsqrtf",
+    "sin": "sinf",
+    "sqrt": "sqrtf",
+    "tanh": "tanhf",
+}
+"""By code: the function of CUDA's library for devices."""
 
 _AXES = "xyz"
 
@@ -170,12 +190,17 @@ class _Writer:
     def _write_store(self, s: Store) -> None:
         addresses, type_ = self._point(s.parameter, s.offsets)
         mask = f", {self._name(s.mask)}" if s.mask else ""
-        self._line(f"tt.store {addresses}, {self._name(s.value)}{mask} : {type_}")
+        value = self._name(s.value)
+        if s.value.type.dtype is DType.PRED:
+            value, bits = self._fresh(), value
+            kind = _tensor(_in_memory(DType.PRED), s.value.type.shape)
+            self._line(f"{value} = arith.extui {bits} : {write_type(s.value.type)} to {kind}")
+        self._line(f"tt.store {addresses}, {value}{mask} : {type_}")
 
     def _write_reduction(self, c: Compute) -> None:
         (x,) = c.operands
         element = _ELEMENTS[x.type.dtype]
-        op = _FLOATS[c.code.removeprefix("reduce-")]
+        op = (_FLOATS if x.type.dtype.is_float else _INTEGERS)[c.code.removeprefix("reduce-")]
         left, right, both = self._fresh(), self._fresh(), self._fresh()
         name = self._name(c.result)
         self._line(f'{name} = "tt.reduce"({self._name(x)}) <{{axis = {c.axis} : i32}}> ({{')
@@ -241,9 +266,12 @@ def _render(c: Compute, given: Sequence[str]) -> str:
             return f"tt.dot {listed}, inputPrecision = {c.precision} : {types}"
         case "exp2" | "log2":
             return f"math.{c.code} {listed} : {result}"
-        case "tanh":
-            library = '{libname = "", libpath = "", pure = true, symbol = "__nv_tanhf"}'
-            return f"tt.extern_elementwise {listed} {library} : ({before}) -> {result}"
+    if c.code in _FUNCTIONS:
+        library = (
+            f'{{libname = "", libpath = "", pure = true, symbol = "__nv_{_FUNCTIONS[c.code]}"}}'
+        )
+        types = ", ".join(write_type(operand.type) for operand in c.operands)
+        return f"tt.extern_elementwise {listed} {library} : ({types}) -> {result}"
     if c.code in COMPARISONS:
         name = f"arith.cmp{'f' if x.dtype.is_float else 'i'}"
         return f"{name} {_PREDICATES[c.code][x.dtype.is_float]}, {listed} : {before}"
@@ -257,6 +285,8 @@ def _find_conversion(before: DType, after: DType) -> str:
         return "arith.extf" if widens else "arith.truncf"
     if not before.is_float and not after.is_float and widens:
         return "arith.extui" if before is DType.U8 else "arith.extsi"
+    if before is DType.S32 and after is DType.F32:
+        return "arith.sitofp"
     raise IllegalProduct(f"no conversion from {before.value} to {after.value}")
 
 
@@ -279,6 +309,8 @@ def _constant(element: str, shape: Shape, number: str) -> str:
 
 def _number(dtype: DType, number: float) -> str:
     """Floats by their bits, so that all of them can be written."""
+    if dtype is DType.PRED:
+        return "true" if number else "false"
     if not dtype.is_float:
         return str(int(number))
     bits = np.array(number).astype(dtype.numpy).tobytes()[::-1].hex().upper()

@@ -16,7 +16,7 @@ from astitch.device.gpu import Gpu
 from astitch.directives import Directives, read_directives, warn_of_unfollowed
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
-from astitch.graph.ir import AttentionAttrs, Graph, NarrowProductAttrs
+from astitch.graph.ir import AttentionAttrs, Graph, NarrowProductAttrs, RowRegionAttrs
 from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
 from astitch.kernel.in_place import InPlace
@@ -317,7 +317,7 @@ def export_bodies(
         inner, loops = take(inner, own)
         bodies.append(replace(body, compilation=inner))
         attends = any(
-            isinstance(node.attrs, (AttentionAttrs, NarrowProductAttrs))
+            isinstance(node.attrs, (AttentionAttrs, NarrowProductAttrs, RowRegionAttrs))
             for node in inner.scopes.graph
         )
         launched = any(isinstance(k, XlaKernel) for k in kernels.values())

@@ -18,6 +18,7 @@ from astitch.graph.ops import (
     narrow_product,
     other,
     reductions,
+    row_region,
     sources,
 )
 from astitch.graph.ops.neutral import WIDE_FLOATS
@@ -34,6 +35,7 @@ OPS: dict[str, Op] = {
     **compute.ROWS,
     **attention.ROWS,
     **narrow_product.ROWS,
+    **row_region.ROWS,
     **control.ROWS,
     **other.ROWS,
 }

@@ -1,0 +1,272 @@
+"""Members of a row-region -> its body: the same ops on arrays that have one dimension of rows, in a good order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+
+from astitch.device.gpu import Gpu
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import (
+    ArrayType,
+    Attrs,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    Graph,
+    IotaAttrs,
+    Literal,
+    NoAttrs,
+    Node,
+    ParameterAttrs,
+    RowRegionAttrs,
+    SliceAttrs,
+)
+from astitch.graph.ops import OPS
+from astitch.rewrite.draft import read_splat
+from astitch.rewrite.draft_ops import Region
+from astitch.rewrite.row_ops import RowOps
+from astitch.tile.row_rates import BLOCKS_PER_SM
+
+
+@dataclass(frozen=True)
+class RowRegion:
+    """members: in order, sums last.  body: what they compute.  given: the operands' names and shapes in the region."""
+
+    members: tuple[Node, ...]
+    given: tuple[str, ...]
+    beside: tuple[Node, ...]
+    stored: tuple[str, ...]
+    summed: tuple[str, ...]
+    body: Graph
+    attrs: RowRegionAttrs
+
+
+@dataclass
+class RegionFormer:
+    """Makes the body of a region out of its members."""
+
+    at: RowOps
+    members: Sequence[str]
+    gpu: Gpu
+    nodes: dict[str, Node] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, Node] = field(default_factory=dict)
+    """What is computed outside for the region alone."""
+
+    def form(self) -> RowRegion:
+        graph, at = self.at.graph, self.at
+        chosen = set(self.members)
+        outputs = set(graph.outputs)
+        for name in self.members:
+            self._add(graph[name])
+        ends = [
+            n
+            for n in self.members
+            if n in outputs or any(user not in chosen for user in graph.users[n])
+        ]
+        summed = tuple(n for n in ends if at.is_sum(graph[n]))
+        stored = tuple(n for n in ends if n not in summed)
+        region_outputs = (*stored, *summed)
+        live = keep_live_nodes(self.nodes, region_outputs)
+        given = tuple(outer for outer, inner in self.given.items() if inner in live)
+        parameters = tuple(self.given[outer] for outer in given)
+        for number, name in enumerate(parameters):
+            live[name] = replace(live[name], attrs=ParameterAttrs(number))
+        body = Graph("rows", _order(live, parameters, summed), parameters, region_outputs)
+        parts = BLOCKS_PER_SM * self.gpu.sms if summed else 1
+        attrs = RowRegionAttrs(at.rows, len(summed), parts)
+        beside = tuple(node for name, node in self.beside.items() if name in given)
+        members = tuple(graph[n] for n in self.members)
+        return RowRegion(members, given, beside, stored, summed, body, attrs)
+
+    def _read(self, name: str) -> str:
+        """The name in the body of a value of the graph."""
+        if name in self.nodes:
+            return name
+        if name in self.given:
+            return self.given[name]
+        node = self.beside.get(name) or self.at.graph[name]
+        if name not in self.beside and self.at.is_source(node):
+            self._add(node)
+            return name
+        if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
+            literal = replace(node.attrs.value, shape=()) if node.shape else node.attrs.value
+            self.nodes[name] = replace(
+                node, type=ArrayType(node.dtype, ()), attrs=ConstantAttrs(literal)
+            )
+            return name
+        shape = self.at.view_array(node.array)
+        if shape is None:
+            shape = () if node.array.size == 1 else node.shape
+        inner = f"{name}.read"
+        self.given[name] = inner
+        self.nodes[inner] = Node(
+            inner, "parameter", ArrayType(node.dtype, shape), (), ParameterAttrs(0)
+        )
+        return inner
+
+    def _add(self, node: Node) -> None:
+        at = self.at
+        if node.name in self.nodes:
+            return
+        if isinstance(node.attrs, DimensionAttrs):
+            node = replace(node, operands=tuple(self._join_pieces(node)))
+        operands = tuple(self._read(o) for o in self._list_operands(node))
+        view = at.view(node.name)
+        shape = view if view is not None and not at.is_sum(node) else node.shape
+        node = replace(node, operands=operands, type=ArrayType(node.dtype, shape))
+        if isinstance(node.attrs, DotAttrs) and any(
+            self.nodes[o].array.rank == 1 for o in operands
+        ):
+            self._add_vector_product(node)
+            return
+        self.nodes[node.name] = replace(node, attrs=self._change(node))
+
+    def _list_operands(self, node: Node) -> tuple[str, ...]:
+        """x > 0 reads max(x, 0) in place of x, which need not be kept beside it."""
+        graph, operands = self.at.graph, node.operands
+        if not isinstance(node.attrs, CompareAttrs) or node.attrs.direction != "GT":
+            return operands
+        x, zero = operands
+        if read_splat(graph, zero) != 0 or not graph[x].dtype.is_float:
+            return operands
+        for user in graph.users[x]:
+            if (
+                graph[user].op == "maximum"
+                and user in self.members
+                and zero in graph[user].operands
+            ):
+                self._add(graph[user])
+                return user, zero
+        return operands
+
+    def _join_pieces(self, node: Node) -> Iterator[str]:
+        """The pieces of a concatenation; those from outside that lie side by side are one."""
+        members, graph = set(self.members), self.at.graph
+        for inside, names in groupby(node.operands, lambda name: name in members):
+            pieces = tuple(names)
+            if inside or len(pieces) == 1:
+                yield from pieces
+                continue
+            width = sum(graph[name].shape[-1] for name in pieces)
+            array = ArrayType(node.dtype, (*graph[pieces[0]].shape[:-1], width))
+            name = f"{node.name}.beside.{len(self.beside)}"
+            self.beside[name] = replace(node, name=name, type=array, operands=pieces)
+            yield name
+
+    def _change(self, node: Node) -> Attrs:
+        """The attributes of an op on arrays that have one dimension of rows."""
+        a = node.attrs
+        match a:
+            case BroadcastAttrs():
+                given = self.nodes[node.operands[0]].shape
+                if not given:
+                    return BroadcastAttrs(())
+                return BroadcastAttrs((0,) if given[0] == self.at.rows else (1,))
+            case IotaAttrs():
+                last = self.at.graph[node.name].array.rank - 1
+                return IotaAttrs(len(node.shape) - 1 if a.dimension == last else 0)
+            case SliceAttrs():
+                return SliceAttrs((0, a.starts[-1]), (self.at.rows, a.limits[-1]), (1, 1))
+            case DimensionAttrs():
+                return DimensionAttrs(1)
+            case DotAttrs():
+                places = (
+                    ((0,), (0,)) if self.at.view(node.name) is None else ((1,), a.rhs_contracting)
+                )
+                return replace(a, lhs_contracting=places[0], rhs_contracting=places[1])
+            case DimensionsAttrs():
+                inner = self.nodes[node.operands[0]].array.rank
+                if not node.shape:
+                    return DimensionsAttrs(tuple(range(inner)))
+                return DimensionsAttrs((1,) if self.at.view(node.name) else (0,))
+        return a
+
+    def _add_vector_product(self, node: Node) -> None:
+        """Rows with one column, or a row's numbers with a matrix of rows: factors that are multiplied and added."""
+        x, y = (self.nodes[o] for o in node.operands)
+        matrix = x if x.array.rank == 2 else y
+        shape, dtype = (self.at.rows, matrix.shape[1]), node.dtype
+        factors = []
+        for value in (x, y):
+            name = value.name
+            if value.array.rank == 1:
+                place = 0 if value.shape[0] == self.at.rows else 1
+                name = self._put(
+                    node, "broadcast", value.dtype, shape, (name,), BroadcastAttrs((place,))
+                )
+            if value.dtype is not dtype:
+                name = self._put(node, "convert", dtype, shape, (name,))
+            factors.append(name)
+        product = self._put(node, "multiply", dtype, shape, tuple(factors))
+        zero = self._put(node, "constant", dtype, (), (), number_zero(dtype))
+        region = Region(dtype)
+        add = region.end("add", region.op("add", dtype, ("a", "b")))
+        dimension = 1 if node.shape[:1] == (self.at.rows,) else 0
+        self.nodes[node.name] = replace(
+            node,
+            op="reduce",
+            operands=(product, zero),
+            attrs=DimensionsAttrs((dimension,)),
+            regions=(add,),
+        )
+
+    def _put(
+        self,
+        origin: Node,
+        op: str,
+        dtype: DType,
+        shape: tuple[int, ...],
+        operands: tuple[str, ...],
+        attrs: Attrs = NoAttrs(),
+    ) -> str:
+        name = free_name(f"{origin.name}.{op}", self.nodes)
+        self.nodes[name] = Node(name, op, ArrayType(dtype, shape), operands, attrs)
+        return name
+
+
+def _order(
+    nodes: dict[str, Node], parameters: Sequence[str], summed: Sequence[str]
+) -> dict[str, Node]:
+    """The nodes with the parameters first, and each other one as late as it may be; sums as soon as they may be.
+
+    So few values are kept at a time.
+    """
+    ordered = {name: nodes[name] for name in parameters}
+    waiting = {name: nodes[name] for name in summed}
+
+    def place(name: str) -> None:
+        stack = [name]
+        while stack:
+            missing = [o for o in nodes[stack[-1]].operands if o not in ordered]
+            if missing:
+                stack += missing
+            else:
+                last = stack.pop()
+                ordered[last] = nodes[last]
+
+    for name, node in nodes.items():
+        if name in waiting or not _is_anchor(node):
+            continue
+        place(name)
+        for ready in [n for n, s in waiting.items() if all(o in ordered for o in s.operands)]:
+            ordered[ready] = waiting.pop(ready)
+    for name in nodes:
+        place(name)
+    return ordered
+
+
+def _is_anchor(node: Node) -> bool:
+    return isinstance(node.attrs, DotAttrs) or OPS[node.op].is_reduce
+
+
+def number_zero(dtype: DType) -> ConstantAttrs:
+    return ConstantAttrs(Literal.of(np.zeros((), dtype.numpy)))

@@ -1,0 +1,264 @@
+"""Graph -> Graph: products of narrow arrays and the ops between them, as kernels that keep whole rows on chip.
+
+A network of 64 features takes as long as its arrays take to be written and read, once for each layer.  A kernel of our
+own has a few rows at a time, and goes through all layers with them (tile/row_region.py).  In training it goes back
+too, and sums what the weights get.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from astitch.device.gpu import Gpu
+from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
+from astitch.graph.ir import (
+    ArrayType,
+    Attrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    NoAttrs,
+    Node,
+    Type,
+)
+from astitch.graph.ops import OPS
+from astitch.graph.ops.row_region import type_of_results
+from astitch.rewrite.draft import Log
+from astitch.rewrite.draft_ops import Region
+from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
+from astitch.rewrite.row_ops import RowOps, is_row_product
+from astitch.tile.row_rates import HOPPER, fit_tiling, measure_rows, project
+from astitch.tile.row_region import LEAST_EXTENT
+
+MOST_PIECES = 4
+"""Of a concatenation.  Narrow ones fill tiles badly."""
+
+GAIN = 0.9
+"""A kernel is to take less than this share of what the products take apart."""
+
+_PRODUCT_SHARE = 0.85
+"""Of the bandwidth of a copy, what XLA's products of narrow arrays reach on an H100."""
+
+_PRODUCT_STARTS = 2.0
+"""Microseconds of each beside its work."""
+
+
+def form_row_regions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+    """The same function but for rounding: values between products are not rounded to 16 bits.
+
+    graph: simplified.  log: hears of every product that is taken.
+    """
+    if gpu.compute_capability != HOPPER:
+        return graph
+    heard: Log = log or (lambda rule, node: None)
+    counts = Counter(
+        prod(graph[node.operands[0]].shape[:-1]) for node in graph if is_row_product(graph, node)
+    )
+    for rows, count in counts.most_common():
+        if count < 2:
+            continue
+        for region in _find_regions(graph, rows, gpu):
+            for node in region.members:
+                if isinstance(node.attrs, DotAttrs):
+                    heard("row_region", node.name)
+            graph = _Writer(graph, region).write()
+    return graph
+
+
+# ---- which ops are one
+
+
+def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
+    at = RowOps(graph, rows)
+    sums = {node.name for node in graph if at.is_sum(node)}
+    sources = {node.name for node in graph if at.is_source(node)}
+    taken = {
+        node.name
+        for node in graph
+        if node.name in sums or (node.name not in sources and at.is_row_op(node))
+    }
+    taken -= set(_list_narrow_pieces(graph, taken))
+    taken -= {n for n in taken if at.is_concatenation(n) and not {*graph[n].operands} & taken}
+    while True:
+        groups = _group(graph, taken, sums)
+        kept = [g for g in groups if _count_products(graph, g, sums) > 0 and len(g) > 1]
+        if sum(map(len, kept)) == len(taken):
+            break
+        taken = {name for group in kept for name in group}
+    for group in kept:
+        found = _choose(at, group, sums & set(group), gpu)
+        if found:
+            yield found
+
+
+def _list_narrow_pieces(graph: Graph, names: Iterable[str]) -> Iterator[str]:
+    """What is put side by side in pieces of a few columns: one array of them is read instead."""
+    for name in names:
+        node = graph[name]
+        if isinstance(node.attrs, DimensionAttrs) and len(node.operands) > MOST_PIECES:
+            yield from (o for o in node.operands if graph[o].shape[-1] < LEAST_EXTENT)
+
+
+def _count_products(graph: Graph, group: Iterable[str], sums: set[str]) -> int:
+    """Those of rows with a matrix, where there is another product."""
+    products = [n for n in group if isinstance(graph[n].attrs, DotAttrs)]
+    return sum(n not in sums for n in products) if len(products) > 1 else 0
+
+
+def _group(graph: Graph, taken: set[str], sums: set[str]) -> list[list[str]]:
+    """The ops by kernel: no path leaves one and comes back."""
+    levels: dict[str, int] = {}
+    for node in graph:
+        before = (
+            levels[o] + (((o in taken) != (node.name in taken) and o in taken) or o in sums)
+            for o in node.operands
+        )
+        levels[node.name] = max(before, default=0)
+    leaders = {name: name for name in taken}
+
+    def find(name: str) -> str:
+        while leaders[name] != name:
+            leaders[name] = name = leaders[leaders[name]]
+        return name
+
+    for node in graph:
+        if node.name not in taken:
+            continue
+        for o in node.operands:
+            if o in taken and o not in sums and levels[o] == levels[node.name]:
+                leaders[find(o)] = find(node.name)
+    groups: dict[str, list[str]] = {}
+    for node in graph:
+        if node.name in taken:
+            groups.setdefault(find(node.name), []).append(node.name)
+    return list(groups.values())
+
+
+def _choose(at: RowOps, group: Sequence[str], sums: set[str], gpu: Gpu) -> RowRegion | None:
+    """The best of: all sums in the kernel, all but the largest ..., none."""
+    graph = at.graph
+    by_size = sorted(sums, key=lambda name: graph[name].array.size)
+    best, least = None, GAIN * _project_apart(graph, group, sums, gpu)
+    for count in range(len(by_size), -1, -1):
+        if 0 < count < len(by_size) and graph[by_size[count]].array.rank < 2:
+            continue  # sums of few numbers cost nothing
+        kept = [name for name in group if name not in sums or name in by_size[:count]]
+        left = by_size[count:]
+        region = RegionFormer(at, kept, gpu).form()
+        work = measure_rows(region.body, region.attrs)
+        if fit_tiling(work, region.attrs) is None:
+            continue
+        time = project(work, region.attrs, gpu) + _project_apart(graph, left, sums, gpu)
+        if time < least:
+            best, least = region, time
+    return best
+
+
+def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu) -> float:
+    """Microseconds of the products and sums as XLA computes them, each by a kernel with what is around it."""
+    total, read = 0.0, set[str]()
+    for name in group:
+        node = graph[name]
+        arrays = [graph[o].array for o in node.operands]
+        if not isinstance(node.attrs, DotAttrs):
+            if not OPS[node.op].is_reduce or node.operands[0] in read:
+                continue
+            read.add(node.operands[0])
+            # A sum of each row is one kernel with what reads its operand again, and writes as much.
+            arrays = arrays[:1] * (1 if name in sums else 2)
+        bytes_ = sum(array.bytes for array in arrays) + node.array.bytes
+        total += bytes_ / (gpu.bandwidth_gbs * _PRODUCT_SHARE) / 1e3 + _PRODUCT_STARTS
+    return total
+
+
+# ---- writing it
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    region: RowRegion
+
+    def __post_init__(self) -> None:
+        self.nodes = dict(self.graph.nodes)
+
+    def write(self) -> Graph:
+        region, graph = self.region, self.graph
+        origin = next(n for n in region.members if isinstance(n.attrs, DotAttrs))
+        operands = []
+        self.nodes |= {node.name: node for node in region.beside}
+        for name, inner in zip(region.given, region.body.parameters, strict=True):
+            operands.append(self._shape(origin, name, region.body[inner].array))
+        outputs = [region.body[name].array for name in region.body.outputs]
+        results = type_of_results(outputs, region.attrs)
+        call = self._add(
+            origin, "rows", "row-region", results, tuple(operands), region.attrs, (region.body,)
+        )
+        for number, name in enumerate((*region.stored, *region.summed)):
+            array = results.elements[number]
+            value = self._add(
+                origin, "rows", "get-tuple-element", array, (call,), GetTupleElementAttrs(number)
+            )
+            self._replace(graph[name], value, summed=name in region.summed)
+        live = keep_live_nodes(
+            sort_nodes(self.nodes, [*graph.nodes, *graph.outputs], {}), graph.outputs
+        )
+        return replace(graph, nodes=live)
+
+    def _replace(self, node: Node, value: str, *, summed: bool) -> None:
+        """The node as what the kernel computes; its name stays."""
+        if summed:
+            array = self.nodes[value].array
+            zero = self._add(
+                node, "zero", "constant", ArrayType(DType.F32, ()), (), number_zero(DType.F32)
+            )
+            region = Region(DType.F32)
+            add = region.end("add", region.op("add", DType.F32, ("a", "b")))
+            total = ArrayType(DType.F32, array.shape[1:])
+            if node.dtype is DType.F32:
+                self.nodes[node.name] = replace(
+                    node,
+                    op="reduce",
+                    type=total,
+                    operands=(value, zero),
+                    attrs=DimensionsAttrs((0,)),
+                    regions=(add,),
+                )
+                return
+            value = self._add(
+                node, "total", "reduce", total, (value, zero), DimensionsAttrs((0,)), (add,)
+            )
+            self.nodes[node.name] = replace(
+                node, op="convert", operands=(value,), attrs=NoAttrs(), regions=()
+            )
+            return
+        self.nodes[node.name] = replace(
+            node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
+        )
+
+    def _shape(self, origin: Node, name: str, array: ArrayType) -> str:
+        if self.nodes[name].type == array:
+            return name
+        return self._add(origin, "rows", "reshape", array, (name,))
+
+    def _add(
+        self,
+        origin: Node,
+        part: str,
+        op: str,
+        type_: Type,
+        operands: tuple[str, ...],
+        attrs: Attrs = NoAttrs(),
+        regions: tuple[Graph, ...] = (),
+    ) -> str:
+        name = free_name(f"{origin.name}.{part}", self.nodes)
+        self.nodes[name] = Node(
+            name, op, type_, operands, attrs, regions, origin.op_name, origin.source
+        )
+        return name

@@ -1,0 +1,584 @@
+"""Ops on rows of narrow arrays as one tile program: a block has whole rows, and products go from tile to tile.
+
+Takes the body of a row-region (graph/ops/row_region.py).  A value of the body is a row of tiles, its pieces: it is cut
+where a slice or a concatenation of columns cuts it.  Sums over all rows stay in a block until its last rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+
+from astitch.errors import IllegalProduct
+from astitch.graph.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    Graph,
+    IotaAttrs,
+    Node,
+    RowRegionAttrs,
+    SliceAttrs,
+)
+from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.tile.program import Builder, Parameter, Tile, TileProgram
+
+ROW_REGION = "row_region"
+"""What the names of these kernels begin with."""
+
+LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
+
+LEAST_EXTENT = 16
+"""Of a side of a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """rows: of a block at a time.  warps: of a block."""
+
+    rows: int
+    warps: int
+
+
+def write_row_region(body: Graph, attrs: RowRegionAttrs, tiling: RowTiling) -> TileProgram:
+    """The parameters of the body -> its outputs; of a sum there are `attrs.parts`, in f32.
+
+    Raises IllegalProduct for an op that no tile program has.
+    """
+    return _Writer(body, attrs, tiling).write()
+
+
+def widen(columns: int) -> int:
+    """Columns of the tile that holds so many."""
+    return max(LEAST_EXTENT, 1 << (columns - 1).bit_length())
+
+
+def find_cuts(body: Graph, rows: int) -> dict[str, tuple[int, ...]]:
+    """Where the columns of each matrix of rows are cut, both ends included."""
+    matrices = [node.name for node in body if node.array.rank == 2 and node.shape[0] == rows]
+    cuts = {name: {0, body[name].shape[1]} for name in matrices}
+    before = -1
+    while before != (before := sum(map(len, cuts.values()))):
+        for name in matrices:
+            for operand, start, limit, shift in _list_shared(body, body[name], cuts):
+                shared = {c for c in cuts[operand] if start <= c <= limit} | {start, limit}
+                mine = {c - shift for c in shared} | {
+                    c for c in cuts[name] if start <= c + shift <= limit
+                }
+                cuts[name] |= mine
+                cuts[operand] |= {c + shift for c in mine}
+    return {name: tuple(sorted(found)) for name, found in cuts.items()}
+
+
+def _list_shared(
+    body: Graph, node: Node, cuts: Mapping[str, object]
+) -> list[tuple[str, int, int, int]]:
+    """(operand, first and last of its columns, what they are shifted by) that are columns of the result too."""
+    given = [o for o in node.operands if o in cuts]
+    if isinstance(node.attrs, SliceAttrs):
+        start, limit = node.attrs.starts[1], node.attrs.limits[1]
+        return [(o, start, limit, start) for o in given]
+    if isinstance(node.attrs, DimensionAttrs):
+        ends = [0]
+        for o in node.operands:
+            ends.append(ends[-1] + body[o].shape[1])
+        return [
+            (o, 0, body[o].shape[1], -start) for o, start in zip(node.operands, ends, strict=False)
+        ]
+    if OPS[node.op].kind is not Kind.ELEMENTWISE and not OPS[node.op].is_view:
+        return []
+    return [(o, 0, node.shape[1], 0) for o in given]
+
+
+# ---- element-wise ops
+
+_BINARY = {
+    "add": "add",
+    "subtract": "subtract",
+    "multiply": "multiply",
+    "divide": "divide",
+    "maximum": "maximum-or-nan",
+    "minimum": "minimum-or-nan",
+    "power": "power",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+}
+_UNARY = {
+    "exponential-minus-one": "expm1",
+    "log-plus-one": "log1p",
+    "tanh": "tanh",
+    "sine": "sin",
+    "cosine": "cos",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "erf": "erf",
+    "abs": "abs",
+    "floor": "floor",
+    "ceil": "ceil",
+}
+_COMPARISONS = {
+    "LT": ("less", False),
+    "LE": ("less-equal", False),
+    "GT": ("less", True),
+    "GE": ("less-equal", True),
+    "EQ": ("equal", False),
+    "NE": ("not-equal", False),
+}
+"""(the tile's op, are its operands exchanged?)"""
+
+_OTHERS = frozenset(
+    {"negate", "exponential", "log", "logistic", "compare", "select", "clamp", "convert", "not"}
+    | {"copy"}
+)
+_INTEGER_OPS = frozenset({"add", "subtract", "multiply", "compare", "select", "convert", "copy"})
+_PREDICATE_OPS = frozenset({"and", "or", "xor", "not", "select", "convert", "copy"})
+
+
+def why_no_tile(node: Node, operands: Sequence[ArrayType]) -> str | None:
+    """None where a tile program computes this element-wise op, else the reason."""
+    types = {array.dtype for array in (*operands, node.array)}
+    known = {DType.F32, DType.BF16, DType.F16, DType.S32, DType.PRED}
+    if types - known:
+        return f"{node.op} of {', '.join(sorted(t.value for t in types - known))}"
+    if node.op not in _BINARY and node.op not in _UNARY and node.op not in _OTHERS:
+        return f"{node.op} is no op on tiles"
+    if node.op == "convert" and node.dtype in (DType.S32, DType.PRED):
+        return f"a conversion to {node.dtype.value}"
+    if DType.S32 in types and node.op not in _INTEGER_OPS:
+        return f"{node.op} of integers"
+    if node.dtype is DType.PRED and node.op != "compare" and node.op not in _PREDICATE_OPS:
+        return f"{node.op} of conditions"
+    if node.op == "compare" and operands[0].dtype is DType.PRED:
+        return "a comparison of conditions"
+    return None
+
+
+def held_type(dtype: DType) -> DType:
+    """The type of a tile: floats are f32 from op to op."""
+    return DType.F32 if dtype.is_float else dtype
+
+
+class _Elementwise:
+    """Writes element-wise ops on tiles."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b = builder
+
+    def write(self, node: Node, given: Sequence[Tile]) -> Tile:
+        b, x = self.b, given[0]
+        if node.op in _BINARY:
+            code = _BINARY[node.op]
+            if not x.dtype.is_float:
+                code = code.removesuffix("-or-nan")
+            return b.elementwise(code, *given)
+        if node.op in _UNARY:
+            return b.elementwise(_UNARY[node.op], x)
+        match node.op:
+            case "negate":
+                return b.elementwise("subtract", -0.0, x)
+            case "exponential":
+                return b.exp2(x * LOG2_E)
+            case "log":
+                return b.log2(x) * LN_2
+            case "logistic":
+                return b.elementwise("divide", 1.0, b.exp2(x * -LOG2_E) + 1.0)
+            case "compare":
+                assert isinstance(node.attrs, CompareAttrs)
+                code, exchanged = _COMPARISONS[node.attrs.direction]
+                return b.elementwise(code, *(reversed(given) if exchanged else given))
+            case "select":
+                return b.select(*given)
+            case "clamp":
+                low, value, high = given
+                least = b.elementwise("maximum-or-nan", value, low)
+                return b.elementwise("minimum-or-nan", least, high)
+            case "not":
+                return b.elementwise("equal", x, 0)
+            case "convert":
+                return self._convert(x, held_type(node.dtype))
+            case "copy":
+                return x
+        raise IllegalProduct(f"no tile program has {node}")
+
+    def _convert(self, x: Tile, dtype: DType) -> Tile:
+        if x.dtype is dtype:
+            return x
+        if x.dtype is DType.PRED:
+            b = self.b
+            return b.select(x, b.full(x.shape, 1, dtype), 0)
+        return self.b.convert(x, dtype)
+
+
+# ---- the program
+
+
+@dataclass
+class _Writer:
+    body: Graph
+    attrs: RowRegionAttrs
+    tiling: RowTiling
+    b: Builder = field(default_factory=Builder)
+
+    def __post_init__(self) -> None:
+        self.cuts = find_cuts(self.body, self.attrs.rows)
+        self.elementwise = _Elementwise(self.b)
+        outputs = self.body.outputs
+        first_sum = len(outputs) - self.attrs.sums
+        self.stored, self.summed = outputs[:first_sum], outputs[first_sum:]
+        self.parameter_of = {name: n for n, name in enumerate(self.body.parameters)}
+        self.is_ragged = self.attrs.rows % self.tiling.rows != 0
+
+    def write(self) -> TileProgram:
+        b, a, size = self.b, self.attrs, self.tiling.rows
+        tiles = -(-a.rows // size)
+        block = b.program_id(0)
+        if self.summed:
+            zeros = [t for name in self.summed for t in self._zero_sums(self.body[name])]
+            totals = b.loop(block, b.scalar(tiles), a.parts, zeros, self._write_tile)
+            self._store_sums(block, totals)
+        else:
+            self._write_tile(block)
+        return TileProgram(
+            f"{ROW_REGION}_{a.rows}",
+            self._list_parameters(),
+            len(self.body.parameters),
+            b.statements(),
+            (a.parts if self.summed else tiles, 1, 1),
+            self.tiling.warps,
+            1,
+        )
+
+    def _list_parameters(self) -> tuple[Parameter, ...]:
+        def describe(array: ArrayType, times: int = 1) -> Parameter:
+            return Parameter(array.dtype, array.size * times)
+
+        given = [describe(self.body[name].array) for name in self.body.parameters]
+        stored = [describe(self.body[name].array) for name in self.stored]
+        sums = [
+            Parameter(DType.F32, self.body[name].array.size * self.attrs.parts)
+            for name in self.summed
+        ]
+        return (*given, *stored, *sums)
+
+    def _write_tile(self, tile: Tile, *totals: Tile) -> list[Tile]:
+        """One tile of rows; the sums with its rows in them."""
+        block = _Tile(self, tile)
+        numbers = {name: n for n, name in enumerate(self.stored, start=len(self.body.parameters))}
+        sums, rest = dict[str, list[Tile]](), list(totals)
+        for name in self.summed:
+            count = len(self._zero_sums(self.body[name]))
+            sums[name], rest = rest[:count], rest[count:]
+        for node in self.body:
+            if node.name in sums:
+                sums[node.name] = block.add_up(node, sums[node.name])
+            else:
+                block.compute(node)
+            if node.name in numbers:
+                block.store(numbers[node.name], node)
+        return [total for found in sums.values() for total in found]
+
+    # ---- sums
+
+    def _pieces(self, name: str) -> list[tuple[int, int]]:
+        """(first column, the one behind the last) of each piece; one number a row is one piece."""
+        return list(pairwise(self.cuts[name])) if name in self.cuts else [(0, 1)]
+
+    def _sum_pieces(self, node: Node) -> list[list[tuple[int, int]]]:
+        """The pieces along each dimension of a sum."""
+        if isinstance(node.attrs, DotAttrs):
+            return [self._pieces(o) for o in node.operands]
+        return [self._pieces(node.operands[0])] if node.shape else []
+
+    def _zero_sums(self, node: Node) -> list[Tile]:
+        b = self.b
+        match self._sum_pieces(node):
+            case []:
+                return [b.full((), 0.0)]
+            case [columns]:
+                return [b.full((widen(e - s),), 0.0) for s, e in columns]
+            case [rows, columns]:
+                return [
+                    b.full((widen(f - r), widen(e - s)), 0.0) for r, f in rows for s, e in columns
+                ]
+        raise IllegalProduct(f"no sum of three dimensions: {node}")
+
+    def _store_sums(self, block: Tile, totals: Sequence[Tile]) -> None:
+        b, rest = self.b, list(totals)
+        first = len(self.body.parameters) + len(self.stored)
+        for number, name in enumerate(self.summed, start=first):
+            node = self.body[name]
+            start = block * node.array.size
+            match self._sum_pieces(node):
+                case []:
+                    b.store(number, start, rest.pop(0))
+                case [columns]:
+                    for s, e in columns:
+                        place = b.range(widen(e - s))
+                        mask = self._mask_columns(place, e - s)
+                        b.store(number, start + (place + s), rest.pop(0), mask)
+                case [rows, columns]:
+                    for r, f in rows:
+                        for s, e in columns:
+                            row, place = b.range(widen(f - r)), b.range(widen(e - s))
+                            masks = [
+                                self._mask_columns(row, f - r),
+                                self._mask_columns(place, e - s),
+                            ]
+                            offsets = start + (row + r).column() * node.shape[1] + (place + s).row()
+                            b.store(number, offsets, rest.pop(0), _cross(*masks))
+
+    def _mask_columns(self, place: Tile, columns: int) -> Tile | None:
+        return place < columns if place.shape[0] != columns else None
+
+
+def _cross(of_rows: Tile | None, of_columns: Tile | None) -> Tile | None:
+    """Both masks, of rows and of columns, as one of a matrix."""
+    if of_rows is None:
+        return None if of_columns is None else of_columns.row()
+    return of_rows.column() if of_columns is None else of_rows.column() & of_columns.row()
+
+
+@dataclass
+class _Tile:
+    """One tile of rows: the pieces of each value."""
+
+    writer: _Writer
+    number: Tile
+    values: dict[str, list[Tile]] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    """The values whose tiles are 0 beyond their columns and rows."""
+    factors: dict[tuple[str, bool], list[Tile]] = field(default_factory=dict)
+    """Values of 16 bits as factors of products, which is often the only form in which they are kept."""
+
+    def __post_init__(self) -> None:
+        w = self.writer
+        self.b, self.body = w.b, w.body
+        self.rows = self.number * w.tiling.rows + self.b.range(w.tiling.rows)
+        self.inside = self.rows < w.attrs.rows if w.is_ragged else None
+
+    def compute(self, node: Node) -> None:
+        """Computes a value of rows; what is none waits for who reads it."""
+        if not node.shape or node.shape[0] != self.writer.attrs.rows:
+            return
+        self.values[node.name] = self._compute(node)
+
+    def _compute(self, node: Node) -> list[Tile]:
+        b, pieces = self.b, self.writer._pieces(node.name)
+        if node.is_parameter:
+            self.whole.add(node.name)
+            return [self._load(node, start, end) for start, end in pieces]
+        match node.attrs:
+            case DotAttrs():
+                return self._multiply(node, pieces)
+            case BroadcastAttrs():
+                return self._repeat(node, pieces)
+            case IotaAttrs(dimension=d):
+                if d == 0:
+                    return [b.broadcast(self.rows.column(), self._extents(node, p)) for p in pieces]
+                return [
+                    b.broadcast((b.range(widen(e - s)) + s).row(), self._extents(node, (s, e)))
+                    for s, e in pieces
+                ]
+            case SliceAttrs(starts=starts):
+                (x,) = node.operands
+                first = self.writer._pieces(x).index(
+                    next(p for p in self.writer._pieces(x) if p[0] == starts[1])
+                )
+                return self.values[x][first : first + len(pieces)]
+            case DimensionAttrs():
+                return [tile for o in node.operands for tile in self.values[o]]
+            case DimensionsAttrs():
+                return [self._reduce(node)]
+        if OPS[node.op].is_view:
+            return self._view(node)
+        given = [self._read(o) for o in node.operands]
+        return [self.writer.elementwise.write(node, tiles) for tiles in zip(*given, strict=True)]
+
+    def _read(self, name: str) -> list[Tile]:
+        """The pieces of a value; of 16 bits as products have it, so that it is not kept in f32 too."""
+        factors = self.factors.get((name, False))
+        if factors is None:
+            return self.values[name]
+        return [self._hold(tile) for tile in factors]
+
+    def _extents(self, node: Node, piece: tuple[int, int]) -> tuple[int, int]:
+        """Of a tile.  One number a row is a tile of one column."""
+        return self.writer.tiling.rows, widen(piece[1] - piece[0]) if node.array.rank == 2 else 1
+
+    def _load(self, node: Node, start: int, end: int) -> Tile:
+        b, number = self.b, self.writer.parameter_of[node.name]
+        if node.array.rank == 1:
+            mask = None if self.inside is None else self.inside.column()
+            return self._hold(b.load(number, node.dtype, self.rows.column(), mask))
+        columns = b.range(widen(end - start))
+        offsets = self.rows.column() * node.shape[1] + (columns + start).row()
+        mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
+        return self._hold(b.load(number, node.dtype, offsets, mask))
+
+    def _hold(self, x: Tile) -> Tile:
+        return self.b.convert(x, held_type(x.dtype)) if x.dtype.is_float else x
+
+    def _view(self, node: Node) -> list[Tile]:
+        """The same; or [n] as [n, 1], and back."""
+        b, given = self.b, self.body[node.operands[0]]
+        if given.array.rank == node.array.rank:
+            return self.values[given.name]
+        (x,) = self.values[given.name]
+        if node.array.rank == 2:
+            return [b.broadcast(x, self._extents(node, (0, 1)))]
+        first = b.range(x.shape[1]).row() < 1
+        return [b.reduce("add", b.select(first, x, 0), 1).column()]
+
+    def _repeat(self, node: Node, pieces: Sequence[tuple[int, int]]) -> list[Tile]:
+        """A number, a number for each row, or a row for all rows."""
+        b, (x,) = self.b, node.operands
+        given = self.body[x]
+        extents = [self._extents(node, piece) for piece in pieces]
+        if x in self.values:
+            return [b.broadcast(self.values[x][0], shape) for shape in extents]
+        if isinstance(given.attrs, ConstantAttrs):
+            value = given.attrs.value.numpy().reshape(()).item()
+            return [b.full(shape, value, held_type(node.dtype)) for shape in extents]
+        number = self.writer.parameter_of[x]
+        if not given.shape:
+            scalar = self._hold(b.load(number, given.dtype, b.scalar(0)))
+            return [b.broadcast(scalar, shape) for shape in extents]
+        tiles = []
+        for (start, end), shape in zip(pieces, extents, strict=True):
+            place = b.range(widen(end - start))
+            mask = self.writer._mask_columns(place, end - start)
+            row = self._hold(b.load(number, given.dtype, place + start, mask))
+            tiles.append(b.broadcast(row.row(), shape))
+        return tiles
+
+    def _reduce(self, node: Node) -> Tile:
+        """One number for each row."""
+        b, x = self.b, node.operands[0]
+        monoid = monoid_of(node.regions[0])
+        code, neutral, join = _REDUCTIONS[str(monoid)]
+        parts = []
+        for (start, end), tile in zip(self.writer._pieces(x), self.values[x], strict=True):
+            place = b.range(tile.shape[1])
+            mask = self.writer._mask_columns(place, end - start)
+            whole = tile if mask is None else b.select(mask.row(), tile, neutral)
+            parts.append(b.reduce(code, whole, 1).column())
+        return reduce(lambda one, other: b.elementwise(join, one, other), parts)
+
+    # ---- products
+
+    def _multiply(self, node: Node, pieces: Sequence[tuple[int, int]]) -> list[Tile]:
+        """Rows with a matrix."""
+        b, (x, w) = self.b, node.operands
+        factors = list(zip(self.writer._pieces(x), self._factors(x), strict=True))
+        tiles = []
+        for piece in pieces:
+            total = b.full(self._extents(node, piece), 0.0)
+            for depth, factor in factors:
+                given = self._load_matrix(node, w, depth, piece)
+                total = b.dot(factor, given, total, _find_precision(factor))
+            tiles.append(total)
+        return tiles
+
+    def _load_matrix(
+        self, node: Node, name: str, depth: tuple[int, int], columns: tuple[int, int]
+    ) -> Tile:
+        assert isinstance(node.attrs, DotAttrs)
+        b, given = self.b, self.body[name]
+        k, n = b.range(widen(depth[1] - depth[0])), b.range(widen(columns[1] - columns[0]))
+        masks = [
+            self.writer._mask_columns(k, depth[1] - depth[0]),
+            self.writer._mask_columns(n, columns[1] - columns[0]),
+        ]
+        row, column = (k + depth[0]).column(), (n + columns[0]).row()
+        of_depth, of_columns = (
+            (1, given.shape[1]) if node.attrs.rhs_contracting == (1,) else (given.shape[1], 1)
+        )
+        offsets = row * of_depth + column * of_columns
+        number = self.writer.parameter_of[name]
+        return _round(b, b.load(number, given.dtype, offsets, _cross(*masks)))
+
+    def _factors(self, name: str, *, rows_too: bool = False) -> list[Tile]:
+        """The pieces of a factor of a product, in its type, and 0 beyond its columns; rows_too: and rows."""
+        b, dtype = self.b, self.body[name].dtype
+        rows_too = rows_too and self.inside is not None
+        if (name, rows_too) in self.factors:
+            return self.factors[name, rows_too]
+        tiles = []
+        for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
+            if name not in self.whole:
+                mask = self.writer._mask_columns(b.range(tile.shape[1]), end - start)
+                mask = _cross(self.inside if rows_too else None, mask)
+                tile = tile if mask is None else b.select(mask, tile, 0)
+            tiles.append(_round(b, b.convert(tile, dtype)))
+        if dtype.is_narrow_float:
+            self.factors[name, rows_too] = tiles
+        return tiles
+
+    # ---- results
+
+    def store(self, number: int, node: Node) -> None:
+        b = self.b
+        for (start, end), tile in zip(
+            self.writer._pieces(node.name), self.values[node.name], strict=True
+        ):
+            value = b.convert(tile, node.dtype) if node.dtype.is_float else tile
+            if node.array.rank == 1:
+                mask = None if self.inside is None else self.inside.column()
+                b.store(number, self.rows.column(), value, mask)
+                continue
+            columns = b.range(tile.shape[1])
+            mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
+            offsets = self.rows.column() * node.shape[1] + (columns + start).row()
+            b.store(number, offsets, value, mask)
+
+    def add_up(self, node: Node, totals: Sequence[Tile]) -> list[Tile]:
+        """The sums over all rows, with those of this tile."""
+        b = self.b
+        if isinstance(node.attrs, DotAttrs):
+            left, right = (self._factors(o, rows_too=True) for o in node.operands)
+            pairs = [(x, y) for x in left for y in right]
+            return [
+                b.dot(b.transpose(x), y, total, _find_precision(x))
+                for (x, y), total in zip(pairs, totals, strict=True)
+            ]
+        name = node.operands[0]
+        parts = []
+        for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
+            mask = self.inside
+            shown = tile if mask is None else b.select(mask.column(), tile, 0)
+            if node.shape:
+                parts.append(b.reduce("add", shown, 0))
+                continue
+            if self.body[name].array.rank == 2:
+                of_columns = self.writer._mask_columns(b.range(tile.shape[1]), end - start)
+                if of_columns is not None:
+                    shown = b.select(of_columns.row(), shown, 0)
+            parts.append(b.reduce("add", b.reduce("add", shown, 1), 0))
+        if not node.shape:
+            parts = [reduce(lambda one, other: one + other, parts)]
+        return [total + part for total, part in zip(totals, parts, strict=True)]
+
+
+_REDUCTIONS = {
+    "add": ("add", 0.0, "add"),
+    "maximum": ("maximum-or-nan", float("-inf"), "maximum-or-nan"),
+    "minimum": ("minimum-or-nan", float("inf"), "minimum-or-nan"),
+}
+"""By monoid: the tile's reduction, what changes nothing, the op on two."""
+
+
+def _find_precision(factor: Tile) -> str:
+    return "tf32" if factor.dtype is DType.F32 else "ieee"
+
+
+def _round(b: Builder, x: Tile) -> Tile:
+    """A factor of f32 as XLA's products round it."""
+    return b.round_to_tf32(x) if x.dtype is DType.F32 else x

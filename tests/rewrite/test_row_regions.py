@@ -1,0 +1,252 @@
+"""Ops on rows of narrow arrays: which become one kernel, in which spellings, and what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph, Node, RowRegionAttrs, TupleType
+from astitch.graph.reference import eval_node, run_graph
+from astitch.hlo.tile_call import TRITON
+from astitch.hlo_import import import_hlo
+from astitch.rewrite import row_regions
+from astitch.rewrite.row_regions import form_row_regions
+from astitch.rewrite.simplify import simplify
+from astitch.tile.interpret import interpret
+from astitch.tile.row_rates import choose_tiling
+from astitch.tile.row_region import write_row_region
+from tests.hlo_runner import lower
+
+H100 = preset("h100")
+RNG = np.random.default_rng(0)
+ROWS = 4096
+Layers = list[tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def take_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few rows pay nothing."""
+    monkeypatch.setattr(row_regions, "GAIN", np.inf)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def layers(*widths: int, dtype: Any = np.float32, turned: bool = False) -> Layers:
+    return [
+        ((normal(*((b, a) if turned else (a, b))) * a**-0.5).astype(dtype), normal(b, dtype=dtype))
+        for a, b in pairwise(widths)
+    ]
+
+
+def network(x: Any, ps: Layers, act: Callable[[Any], Any]) -> Any:
+    for w, b in ps[:-1]:
+        x = act(x @ w + b)
+    w, b = ps[-1]
+    return x @ w + b
+
+
+def rewrite(fn: Callable[..., Any], *arguments: Any) -> tuple[Graph, Graph]:
+    graph = simplify(check_graph(import_hlo(lower(fn, *arguments))))
+    return graph, check_graph(form_row_regions(graph, H100))
+
+
+def regions(graph: Graph) -> list[Node]:
+    return [node for node in graph if isinstance(node.attrs, RowRegionAttrs)]
+
+
+def run_tiles(graph: Graph, arguments: Sequence[Any]) -> list[np.ndarray]:
+    """The outputs, with each row-region computed by its tile program."""
+    values: dict[str, Any] = {}
+    given = dict(zip(graph.parameters, arguments, strict=True))
+    for node in graph:
+        if node.is_parameter:
+            values[node.name] = [given[node.name]]
+            continue
+        operands = [array for o in node.operands for array in values[o]]
+        if not isinstance(node.attrs, RowRegionAttrs):
+            values[node.name] = eval_node(node, operands)
+            continue
+        tiling = choose_tiling(node.regions[0], node.attrs)
+        assert tiling is not None and isinstance(node.type, TupleType)
+        results = interpret(write_row_region(node.regions[0], node.attrs, tiling), operands)
+        shapes = [array.shape for array in node.type.elements]
+        values[node.name] = [r.reshape(s) for r, s in zip(results, shapes, strict=True)]
+    return [values[name][0] for name in graph.outputs]
+
+
+def check(fn: Callable[..., Any], *arguments: Any, count: int = 1, apart: float = 1e-2) -> Graph:
+    """`count` kernels compute what the function does, `apart` norms from it."""
+    graph, changed = rewrite(fn, *arguments)
+    assert len(regions(changed)) == count, [str(node) for node in changed]
+    leaves = jax.tree.leaves(arguments)
+    want = run_graph(graph, leaves)
+    for found in (run_graph(changed, leaves), run_tiles(changed, leaves)):
+        for one, other in zip(want, found, strict=True):
+            assert one.shape == other.shape and one.dtype == other.dtype
+            one, other = (np.asarray(x, np.float64) for x in (one, other))
+            assert np.linalg.norm(one - other) <= apart * (np.linalg.norm(one) + 1e-9)
+    return changed
+
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "erf": lambda x: jax.nn.gelu(x, approximate=False),
+    "sine": lambda x: jnp.sin(3 * x),
+    "softplus": jax.nn.softplus,
+    "leaky": jax.nn.leaky_relu,
+    "elu": jax.nn.elu,
+}
+DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_network_is_one_kernel(name: str, dtype: Any) -> None:
+    def fn(ps: Layers, x: Any) -> Any:
+        return network(x, ps, ACTIVATIONS[name])
+
+    check(fn, layers(24, 32, 48, 5, dtype=dtype), normal(ROWS + 3, 24, dtype=dtype), apart=3e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [ROWS, ROWS + 40])
+@pytest.mark.parametrize("name", ["relu", "tanh", "silu"])
+def test_a_step_of_training_is_one_kernel(name: str, rows: int, dtype: Any) -> None:
+    def step(ps: Layers, x: Any, y: Any) -> Any:
+        def loss(ps: Layers) -> Any:
+            return jnp.mean((network(x, ps, ACTIVATIONS[name]) - y).astype(jnp.float32) ** 2)
+
+        return jax.value_and_grad(loss)(ps)
+
+    arguments = layers(20, 32, 32, 3, dtype=dtype), normal(rows, 20, dtype=dtype)
+    changed = check(step, *arguments, normal(rows, 3, dtype=dtype), apart=4e-2)
+    assert not any(node.op == "dot" for node in changed)
+
+
+def of_images(ps: Layers, x: Any) -> Any:
+    return network(x.reshape(32, 128, 16), ps, jnp.tanh)
+
+
+def of_vmap(ps: Layers, x: Any) -> Any:
+    return jax.vmap(lambda row: network(row, ps, jnp.tanh))(x)
+
+
+def of_einsum(ps: Layers, x: Any) -> Any:
+    for w, b in ps:
+        x = jnp.tanh(jnp.einsum("ni,io->no", x, w) + b[None])
+    return x
+
+
+def normed(ps: Layers, x: Any) -> Any:
+    for w, b in ps:
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        x = jax.nn.relu(((x - mean) * jax.lax.rsqrt(var + 1e-5)) @ w + b)
+    return jax.nn.softmax(x)
+
+
+def gated(ps: Layers, x: Any) -> Any:
+    for w, _ in ps:
+        a, g = jnp.split(x @ w, 2, -1)
+        x = jax.nn.silu(a) * g
+        x = jnp.concatenate([x, x * 2], -1)
+    return x
+
+
+def to_numbers(ps: Layers, x: Any) -> Any:
+    return network(x, ps, jnp.tanh).max(-1)
+
+
+def clipped(ps: Layers, x: Any) -> Any:
+    return jnp.where(x > 0, jnp.clip(network(x, ps, jnp.abs), -1, 1), x)
+
+
+@pytest.mark.parametrize("fn", [of_images, of_vmap, of_einsum, normed, gated, to_numbers, clipped])
+def test_spellings(fn: Callable[..., Any]) -> None:
+    ps = layers(16, 32, 16)
+    if fn is gated:
+        ps = [(normal(16, 32), None), (normal(32, 64) * 0.2, None)]
+    check(fn, ps, normal(ROWS, 16))
+
+
+def test_weights_that_lie_turned() -> None:
+    def fn(ps: Layers, x: Any) -> Any:
+        for w, b in ps:
+            x = jnp.tanh(x @ w.T + b)
+        return x
+
+    check(fn, layers(16, 32, 32, 8, turned=True), normal(ROWS, 16))
+
+
+def test_the_gradient_of_what_goes_in() -> None:
+    def fn(ps: Layers, x: Any) -> Any:
+        def f(row: Any) -> Any:
+            return network(row, ps, jnp.sin)[0]
+
+        return jax.vmap(jax.value_and_grad(f))(x)
+
+    check(fn, layers(3, 32, 32, 1), normal(ROWS, 3))
+
+
+def exact(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray]:
+    """In f32, on the processor: exact beside products in TF32."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float32)), arguments)
+        return [np.asarray(x, np.float64) for x in jax.tree.leaves(function(*wide))]
+
+
+def compare_on_gpu(fn: Callable[..., Any], *arguments: Any) -> None:
+    """No further from the exact results than twice as far as jax.jit."""
+    import astitch
+
+    plain = jax.tree.leaves(jax.jit(fn)(*arguments))
+    with astitch.enabled():
+        compiled = jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+    assert TRITON in compiled.as_text()
+    found = jax.tree.leaves(compiled(*arguments))
+    for want, one, other in zip(exact(fn, *arguments), plain, found, strict=True):
+        distances = [np.linalg.norm(np.asarray(x, np.float64) - want) for x in (one, other)]
+        assert distances[1] <= 2 * distances[0] + 1e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_networks_on_a_gpu(name: str, dtype: Any) -> None:
+    def fn(ps: Layers, x: Any) -> Any:
+        return network(x, ps, ACTIVATIONS[name])
+
+    compare_on_gpu(fn, layers(24, 32, 48, 5, dtype=dtype), normal(ROWS + 3, 24, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [ROWS, ROWS + 40])
+def test_training_on_a_gpu(rows: int, dtype: Any) -> None:
+    def step(ps: Layers, x: Any, y: Any) -> Any:
+        def loss(ps: Layers) -> Any:
+            return jnp.mean((network(x, ps, jnp.tanh) - y).astype(jnp.float32) ** 2)
+
+        return jax.value_and_grad(loss)(ps)
+
+    arguments = layers(20, 32, 32, 3, dtype=dtype), normal(rows, 20, dtype=dtype)
+    compare_on_gpu(step, *arguments, normal(rows, 3, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fn", [of_images, of_vmap, of_einsum, normed, to_numbers, clipped])
+def test_spellings_on_a_gpu(fn: Callable[..., Any]) -> None:
+    compare_on_gpu(fn, layers(16, 32, 16), normal(ROWS, 16))
