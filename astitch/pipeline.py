@@ -36,6 +36,7 @@ from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
+from astitch.rewrite.narrow_pieces import join_narrow_pieces
 from astitch.rewrite.narrow_products import write_narrow_products
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.native_scatters import combine_natively
@@ -106,7 +107,8 @@ class Target:
     region: set for Launcher.REGION.
     updates: what XLA computes in a parameter's memory, with the reasons.  It is neither expanded nor in a kernel.
     simplified: the graph comes out of the middle of XLA's compilation.
-    attention: may attention and products of few rows be calls of their own (graph/ops/attention.py, narrow_product.py)?
+    attention: may attention, products of few rows and narrow networks be calls of their own (graph/ops/attention.py,
+    narrow_product.py, row_region.py)?
     Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
@@ -436,6 +438,7 @@ PASSES: tuple[Pass, ...] = (
         # In a loop filters would be multiplied in each turn.
         lambda job: job.target.in_xla and job.target.region is None,
     ),
+    _rewrite("join_narrow_pieces", lambda graph, job: join_narrow_pieces(graph)),
     _rewrite("row_regions", _form_row_regions, lambda job: job.target.attention),
     _rewrite(
         "narrow_products",

@@ -27,7 +27,7 @@ from astitch.graph.ir import (
     Node,
     Type,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.row_region import type_of_results
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region
@@ -152,12 +152,67 @@ def _choose(at: RowOps, group: Sequence[str], sums: set[str], gpu: Gpu) -> RowRe
         left = by_size[count:]
         region = RegionFormer(at, kept, gpu).form()
         work = measure_rows(region.body, region.attrs)
-        if fit_tiling(work, region.attrs) is None:
+        if fit_tiling(work, region.attrs) is None or _is_larger(graph, group, region):
             continue
         time = project(work, region.attrs, gpu) + _project_apart(graph, left, sums, gpu)
         if time < least:
             best, least = region, time
     return best
+
+
+def _is_larger(graph: Graph, group: Sequence[str], region: RowRegion) -> bool:
+    """Does the kernel want more memory at once than its ops apart, which forget an array after its last reader?"""
+    beside = {node.name: node for node in region.beside}
+    given = [
+        node.array.bytes
+        for name in region.given
+        if not (node := beside.get(name) or graph[name]).is_parameter
+    ]
+    results = sum(region.body[name].array.bytes for name in region.stored)
+    return sum(given) + results > _find_most(graph, group)
+
+
+def _find_most(graph: Graph, group: Sequence[str]) -> int:
+    """Bytes of the arrays that are alive at once while these ops are computed one by one, at most.
+
+    What products and sums read is an array, and what others read too.  What is element-wise is computed when it is
+    first read.
+    """
+    members = set(group)
+    last: dict[str, int] = {}
+    for number, name in enumerate(group):
+        for o in graph[name].operands:
+            last[o] = len(group) if _is_read_outside(graph, o, members) else number
+    alive = {
+        name: graph[name].array.bytes
+        for name in last
+        if name not in members and OPS[graph[name].op].kind not in (*_LATE, Kind.SOURCE)
+    }
+    most = sum(alive.values())
+    for number, name in enumerate(group):
+        node = graph[name]
+        for o in node.operands:
+            if o not in members and OPS[graph[o].op].kind in _LATE:
+                alive[o] = graph[o].array.bytes
+        readers = [graph[user] for user in graph.users[name]]
+        if _is_read_outside(graph, name, members) or any(map(_reads_arrays, readers)):
+            alive[name] = node.array.bytes
+        most = max(most, sum(alive.values()))
+        for o in {*node.operands}:
+            if last[o] == number:
+                alive.pop(o, None)
+    return most
+
+
+_LATE = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX)
+
+
+def _is_read_outside(graph: Graph, name: str, members: set[str]) -> bool:
+    return name in graph.outputs or any(user not in members for user in graph.users[name])
+
+
+def _reads_arrays(node: Node) -> bool:
+    return isinstance(node.attrs, DotAttrs) or OPS[node.op].is_reduce
 
 
 def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu) -> float:

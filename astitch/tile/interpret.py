@@ -206,13 +206,10 @@ _ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
     "expm1": np.expm1,
     "log": np.log,
     "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "erf": lambda x: np.vectorize(math.erf, otypes=[x.dtype])(x),
     "abs": np.abs,
     "floor": np.floor,
     "ceil": np.ceil,
-    "power": np.power,
 }

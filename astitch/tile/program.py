@@ -23,10 +23,10 @@ ARITHMETIC = frozenset(
     | {"and", "or", "xor", "shift-right"}
 )
 FUNCTIONS = frozenset(
-    {"exp2", "log2", "tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf"}
-    | {"abs", "floor", "ceil", "power"}
+    {"exp2", "log2", "tanh", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "erf"}
+    | {"abs", "floor", "ceil"}
 )
-"""Of one f32 tile; power of two."""
+"""Of one f32 tile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,6 @@ _COPY_SHARE = 0.9
 _FUNCTIONS = {
     **dict.fromkeys(("exponential", "log", "logistic", "divide", "sqrt", "rsqrt"), 4e6),
     **dict.fromkeys(("tanh", "erf", "log-plus-one", "exponential-minus-one"), 1.5e6),
-    "power": 0.3e6,
-    **dict.fromkeys(("sine", "cosine"), 0.1e6),
 }
 """Elements a microsecond."""
 

@@ -72,16 +72,13 @@ _PREDICATES = {
 _FUNCTIONS = {
     "abs": "fabsf",
     "ceil": "ceilf",
-    "cos": "cosf",
     "erf": "erff",
     "exp": "expf",
     "expm1": "expm1f",
     "floor": "floorf",
     "log": "logf",
     "log1p": "log1pf",
-    "power": "powf",
     "rsqrt": "rsqrtf",
-    "sin": "sinf",
     "sqrt": "sqrtf",
     "tanh": "tanhf",
 }

@@ -79,6 +79,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "restore_windows",
         "fuse_attention",
         "narrow_products",
+        "row_regions",
         "hoist_loops",
         "rename_scopes",
         "tune",
