@@ -52,8 +52,8 @@ def enable(
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
     check: compare each call of a stitched program with XLA's own version of it.
     attention: give attention to cuDNN or our own kernels, so that no scores are written to memory (docs/attention.md);
-    cuDNN's gradient of q differs from run to run in its last bits.  False leaves products of few rows and narrow networks
-    to XLA too (docs/decisions/0047-narrow-products.md, 0049-narrow-networks.md).
+    cuDNN's gradient of q differs from run to run in its last bits.  False leaves products of few rows and narrow
+    networks to XLA too (docs/decisions/0047-narrow-products.md, 0049-narrow-networks.md).
     stitch: directives, lines or a sequence of them (docs/directives.md).
     deterministic: scatters and gradients of attention add in a fixed order; None and False: as is fastest.
     Raises InvalidOption for an unknown preset or directive, EngineUnavailable where JAX has no hook.

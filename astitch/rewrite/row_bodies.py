@@ -97,7 +97,7 @@ class RegionFormer:
         if name not in self.beside and self.at.is_source(node):
             self._add(node)
             return name
-        if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
+        if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1 and node.array.rank < 2:
             literal = replace(node.attrs.value, shape=()) if node.shape else node.attrs.value
             self.nodes[name] = replace(
                 node, type=ArrayType(node.dtype, ()), attrs=ConstantAttrs(literal)
@@ -105,7 +105,7 @@ class RegionFormer:
             return name
         shape = self.at.view_array(node.array)
         if shape is None:
-            shape = () if node.array.size == 1 else node.shape
+            shape = () if node.array.rank == 1 and node.array.size == 1 else node.shape
         inner = f"{name}.read"
         self.given[name] = inner
         self.nodes[inner] = Node(
@@ -123,9 +123,7 @@ class RegionFormer:
         view = at.view(node.name)
         shape = view if view is not None and not at.is_sum(node) else node.shape
         node = replace(node, operands=operands, type=ArrayType(node.dtype, shape))
-        if isinstance(node.attrs, DotAttrs) and any(
-            self.nodes[o].array.rank == 1 for o in operands
-        ):
+        if isinstance(node.attrs, DotAttrs) and any(self.nodes[o].array.rank < 2 for o in operands):
             self._add_vector_product(node)
             return
         self.nodes[node.name] = replace(node, attrs=self._change(node))
@@ -198,10 +196,10 @@ class RegionFormer:
         factors = []
         for value in (x, y):
             name = value.name
-            if value.array.rank == 1:
-                place = 0 if value.shape[0] == self.at.rows else 1
+            if value.array.rank < 2:
+                places = () if not value.shape else (0,) if value.shape[0] == self.at.rows else (1,)
                 name = self._put(
-                    node, "broadcast", value.dtype, shape, (name,), BroadcastAttrs((place,))
+                    node, "broadcast", value.dtype, shape, (name,), BroadcastAttrs(places)
                 )
             if value.dtype is not dtype:
                 name = self._put(node, "convert", dtype, shape, (name,))

@@ -96,7 +96,7 @@ class RowOps:
         if given.dtype not in (*MOST_COLUMNS, DType.S32):
             return False
         if given.array.size == 1:
-            return True
+            return given.array.rank < 2
         assert isinstance(node.attrs, BroadcastAttrs)
         return node.attrs.dimensions == (node.array.rank - 1,) and given.array.size > 1
 

@@ -158,18 +158,21 @@ def why_no_tile(node: Node, operands: Sequence[ArrayType]) -> str | None:
     return None
 
 
-def held_type(dtype: DType) -> DType:
-    """The type of a tile: floats are f32 from op to op."""
-    return DType.F32 if dtype.is_float else dtype
-
-
 class _Elementwise:
-    """Writes element-wise ops on tiles."""
+    """Writes element-wise ops on tiles.  Floats of 16 bits are computed in f32 and rounded after each op, as HLO says.
+
+    So equal values stay equal: the gradient of max(x, y) asks which of them it is.
+    """
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
 
     def write(self, node: Node, given: Sequence[Tile]) -> Tile:
+        wide = [self.b.convert(x, DType.F32) if x.dtype.is_float else x for x in given]
+        result = self._write(node, wide)
+        return self.b.convert(result, node.dtype) if node.dtype.is_float else result
+
+    def _write(self, node: Node, given: Sequence[Tile]) -> Tile:
         b, x = self.b, given[0]
         if node.op in _BINARY:
             code = _BINARY[node.op]
@@ -200,7 +203,7 @@ class _Elementwise:
             case "not":
                 return b.elementwise("equal", x, 0)
             case "convert":
-                return self._convert(x, held_type(node.dtype))
+                return self._convert(x, DType.F32 if node.dtype.is_float else node.dtype)
             case "copy":
                 return x
         raise IllegalProduct(f"no tile program has {node}")
@@ -352,8 +355,6 @@ class _Tile:
     values: dict[str, list[Tile]] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     """The values whose tiles are 0 beyond their columns and rows."""
-    factors: dict[tuple[str, bool], list[Tile]] = field(default_factory=dict)
-    """Values of 16 bits as factors of products, which is often the only form in which they are kept."""
 
     def __post_init__(self) -> None:
         w = self.writer
@@ -396,15 +397,8 @@ class _Tile:
                 return [self._reduce(node)]
         if OPS[node.op].is_view:
             return self._view(node)
-        given = [self._read(o) for o in node.operands]
+        given = [self.values[o] for o in node.operands]
         return [self.writer.elementwise.write(node, tiles) for tiles in zip(*given, strict=True)]
-
-    def _read(self, name: str) -> list[Tile]:
-        """The pieces of a value; of 16 bits as products have it, so that it is not kept in f32 too."""
-        factors = self.factors.get((name, False))
-        if factors is None:
-            return self.values[name]
-        return [self._hold(tile) for tile in factors]
 
     def _extents(self, node: Node, piece: tuple[int, int]) -> tuple[int, int]:
         """Of a tile.  One number a row is a tile of one column."""
@@ -414,14 +408,11 @@ class _Tile:
         b, number = self.b, self.writer.parameter_of[node.name]
         if node.array.rank == 1:
             mask = None if self.inside is None else self.inside.column()
-            return self._hold(b.load(number, node.dtype, self.rows.column(), mask))
+            return b.load(number, node.dtype, self.rows.column(), mask)
         columns = b.range(widen(end - start))
         offsets = self.rows.column() * node.shape[1] + (columns + start).row()
         mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
-        return self._hold(b.load(number, node.dtype, offsets, mask))
-
-    def _hold(self, x: Tile) -> Tile:
-        return self.b.convert(x, held_type(x.dtype)) if x.dtype.is_float else x
+        return b.load(number, node.dtype, offsets, mask)
 
     def _view(self, node: Node) -> list[Tile]:
         """The same; or [n] as [n, 1], and back."""
@@ -443,16 +434,16 @@ class _Tile:
             return [b.broadcast(self.values[x][0], shape) for shape in extents]
         if isinstance(given.attrs, ConstantAttrs):
             value = given.attrs.value.numpy().reshape(()).item()
-            return [b.full(shape, value, held_type(node.dtype)) for shape in extents]
+            return [b.full(shape, value, node.dtype) for shape in extents]
         number = self.writer.parameter_of[x]
         if not given.shape:
-            scalar = self._hold(b.load(number, given.dtype, b.scalar(0)))
+            scalar = b.load(number, given.dtype, b.scalar(0))
             return [b.broadcast(scalar, shape) for shape in extents]
         tiles = []
         for (start, end), shape in zip(pieces, extents, strict=True):
             place = b.range(widen(end - start))
             mask = self.writer._mask_columns(place, end - start)
-            row = self._hold(b.load(number, given.dtype, place + start, mask))
+            row = b.load(number, given.dtype, place + start, mask)
             tiles.append(b.broadcast(row.row(), shape))
         return tiles
 
@@ -465,9 +456,11 @@ class _Tile:
         for (start, end), tile in zip(self.writer._pieces(x), self.values[x], strict=True):
             place = b.range(tile.shape[1])
             mask = self.writer._mask_columns(place, end - start)
-            whole = tile if mask is None else b.select(mask.row(), tile, neutral)
+            wide = b.convert(tile, DType.F32)
+            whole = wide if mask is None else b.select(mask.row(), wide, neutral)
             parts.append(b.reduce(code, whole, 1).column())
-        return reduce(lambda one, other: b.elementwise(join, one, other), parts)
+        joined = reduce(lambda one, other: b.elementwise(join, one, other), parts)
+        return b.convert(joined, node.dtype)
 
     # ---- products
 
@@ -481,7 +474,7 @@ class _Tile:
             for depth, factor in factors:
                 given = self._load_matrix(node, w, depth, piece)
                 total = b.dot(factor, given, total, _find_precision(factor))
-            tiles.append(total)
+            tiles.append(b.convert(total, node.dtype))
         return tiles
 
     def _load_matrix(
@@ -504,19 +497,13 @@ class _Tile:
 
     def _factors(self, name: str, *, rows_too: bool = False) -> list[Tile]:
         """The pieces of a factor of a product, in its type, and 0 beyond its columns; rows_too: and rows."""
-        b, dtype = self.b, self.body[name].dtype
-        rows_too = rows_too and self.inside is not None
-        if (name, rows_too) in self.factors:
-            return self.factors[name, rows_too]
-        tiles = []
+        b, tiles = self.b, []
         for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
             if name not in self.whole:
                 mask = self.writer._mask_columns(b.range(tile.shape[1]), end - start)
                 mask = _cross(self.inside if rows_too else None, mask)
                 tile = tile if mask is None else b.select(mask, tile, 0)
-            tiles.append(_round(b, b.convert(tile, dtype)))
-        if dtype.is_narrow_float:
-            self.factors[name, rows_too] = tiles
+            tiles.append(_round(b, tile))
         return tiles
 
     # ---- results
@@ -526,15 +513,14 @@ class _Tile:
         for (start, end), tile in zip(
             self.writer._pieces(node.name), self.values[node.name], strict=True
         ):
-            value = b.convert(tile, node.dtype) if node.dtype.is_float else tile
             if node.array.rank == 1:
                 mask = None if self.inside is None else self.inside.column()
-                b.store(number, self.rows.column(), value, mask)
+                b.store(number, self.rows.column(), tile, mask)
                 continue
             columns = b.range(tile.shape[1])
             mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
             offsets = self.rows.column() * node.shape[1] + (columns + start).row()
-            b.store(number, offsets, value, mask)
+            b.store(number, offsets, tile, mask)
 
     def add_up(self, node: Node, totals: Sequence[Tile]) -> list[Tile]:
         """The sums over all rows, with those of this tile."""
@@ -550,7 +536,8 @@ class _Tile:
         parts = []
         for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
             mask = self.inside
-            shown = tile if mask is None else b.select(mask.column(), tile, 0)
+            wide = b.convert(tile, DType.F32)
+            shown = wide if mask is None else b.select(mask.column(), wide, 0)
             if node.shape:
                 parts.append(b.reduce("add", shown, 0))
                 continue
