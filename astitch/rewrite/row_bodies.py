@@ -119,6 +119,8 @@ class RegionFormer:
             return
         if isinstance(node.attrs, DimensionAttrs):
             node = replace(node, operands=tuple(self._join_pieces(node)))
+        elif (x := self._find_logistic(node)) is not None:
+            node = replace(node, op="logistic", operands=(x,))
         operands = tuple(self._read(o) for o in self._list_operands(node))
         view = at.view(node.name)
         shape = view if view is not None and not at.is_sum(node) else node.shape
@@ -145,6 +147,22 @@ class RegionFormer:
                 self._add(graph[user])
                 return user, zero
         return operands
+
+    def _find_logistic(self, node: Node) -> str | None:
+        """x, where the node is 1 / (1 + exp(-x)) of 16 bits: one op is rounded once."""
+        graph = self.at.graph
+        if node.op != "divide" or not node.dtype.is_narrow_float:
+            return None
+        one, total = node.operands
+        terms = [o for o in graph[total].operands if read_splat(graph, o) != 1]
+        if read_splat(graph, one) != 1 or graph[total].op != "add" or len(terms) != 1:
+            return None
+        power = graph[terms[0]]
+        if power.op != "exponential" or graph[power.operands[0]].op != "negate":
+            return None
+        chain = (total, power.name, power.operands[0])
+        alone = all(len(graph.users[name]) == 1 and name in self.members for name in chain)
+        return graph[power.operands[0]].operands[0] if alone else None
 
     def _join_pieces(self, node: Node) -> Iterator[str]:
         """The pieces of a concatenation; those from outside that lie side by side are one."""

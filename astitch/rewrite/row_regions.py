@@ -50,7 +50,7 @@ _PRODUCT_STARTS = 2.0
 
 
 def form_row_regions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
-    """The same function but for rounding: values between products are not rounded to 16 bits.
+    """The same function but for rounding and the order of sums.
 
     graph: simplified.  log: hears of every product that is taken.
     """

@@ -121,6 +121,20 @@ def test_a_network_is_one_kernel(name: str, dtype: Any) -> None:
     check(fn, layers(24, 32, 48, 5, dtype=dtype), normal(ROWS + 3, 24, dtype=dtype), apart=3e-2)
 
 
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + jnp.exp(-x))
+
+
+@pytest.mark.parametrize("fn", [lambda x: x * sigmoid(x), sigmoid, lambda x: sigmoid(2 * x) + x])
+def test_a_sigmoid_of_16_bits_is_rounded_once(fn: Callable[..., Any]) -> None:
+    arguments = layers(16, 32, 16, dtype=ml_dtypes.bfloat16), normal(ROWS, 16)
+    rounded = arguments[0], arguments[1].astype(ml_dtypes.bfloat16)
+    changed = check(lambda ps, x: network(x, ps, fn), *rounded, apart=2e-2)
+    (region,) = regions(changed)
+    ops = [node.op for node in region.regions[0]]
+    assert "logistic" in ops and "exponential" not in ops
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [ROWS, ROWS + 40])
 @pytest.mark.parametrize("name", ["relu", "tanh", "silu"])
