@@ -58,6 +58,7 @@ class RegionFormer:
     gpu: Gpu
     nodes: dict[str, Node] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
+    """Parameters of the body, and what they are outside."""
     beside: dict[str, Node] = field(default_factory=dict)
     """What is computed outside for the region alone."""
 
@@ -76,8 +77,8 @@ class RegionFormer:
         stored = tuple(n for n in ends if n not in summed)
         region_outputs = (*stored, *summed)
         live = keep_live_nodes(self.nodes, region_outputs)
-        given = tuple(outer for outer, inner in self.given.items() if inner in live)
-        parameters = tuple(self.given[outer] for outer in given)
+        parameters = tuple(inner for inner in self.given if inner in live)
+        given = tuple(self.given[inner] for inner in parameters)
         for number, name in enumerate(parameters):
             live[name] = replace(live[name], attrs=ParameterAttrs(number))
         body = Graph("rows", _order(live, parameters, summed), parameters, region_outputs)
@@ -91,8 +92,6 @@ class RegionFormer:
         """The name in the body of a value of the graph."""
         if name in self.nodes:
             return name
-        if name in self.given:
-            return self.given[name]
         node = self.beside.get(name) or self.at.graph[name]
         if name not in self.beside and self.at.is_source(node):
             self._add(node)
@@ -106,11 +105,16 @@ class RegionFormer:
         shape = self.at.view_array(node.array)
         if shape is None:
             shape = () if node.array.rank == 1 and node.array.size == 1 else node.shape
-        inner = f"{name}.read"
-        self.given[name] = inner
-        self.nodes[inner] = Node(
-            inner, "parameter", ArrayType(node.dtype, shape), (), ParameterAttrs(0)
-        )
+        return self._give(name, f"{name}.read", ArrayType(node.dtype, shape))
+
+    def _read_whole(self, name: str) -> str:
+        """The name of a matrix that has no rows, though it may have as many numbers as there are rows."""
+        return self._give(name, f"{name}.whole", self.at.graph[name].array)
+
+    def _give(self, name: str, inner: str, array: ArrayType) -> str:
+        if inner not in self.given:
+            self.given[inner] = name
+            self.nodes[inner] = Node(inner, "parameter", array, (), ParameterAttrs(0))
         return inner
 
     def _add(self, node: Node) -> None:
@@ -122,13 +126,18 @@ class RegionFormer:
         elif (x := self._find_logistic(node)) is not None:
             node = replace(node, op="logistic", operands=(x,))
         operands = tuple(self._read(o) for o in self._list_operands(node))
-        view = at.view(node.name)
-        shape = view if view is not None and not at.is_sum(node) else node.shape
+        is_sum = at.is_sum(at.graph[node.name])
+        if isinstance(node.attrs, DotAttrs) and not is_sum:
+            w = node.operands[1]
+            if at.graph[w].array.rank == 2:
+                operands = (operands[0], self._read_whole(w))
+        view = None if is_sum else at.view(node.name)
+        shape = node.shape if view is None else view
         node = replace(node, operands=operands, type=ArrayType(node.dtype, shape))
         if isinstance(node.attrs, DotAttrs) and any(self.nodes[o].array.rank < 2 for o in operands):
             self._add_vector_product(node)
             return
-        self.nodes[node.name] = replace(node, attrs=self._change(node))
+        self.nodes[node.name] = replace(node, attrs=self._change(node, is_sum=is_sum))
 
     def _list_operands(self, node: Node) -> tuple[str, ...]:
         """x > 0 reads max(x, 0) in place of x, which need not be kept beside it."""
@@ -178,7 +187,7 @@ class RegionFormer:
             self.beside[name] = replace(node, name=name, type=array, operands=pieces)
             yield name
 
-    def _change(self, node: Node) -> Attrs:
+    def _change(self, node: Node, *, is_sum: bool) -> Attrs:
         """The attributes of an op on arrays that have one dimension of rows."""
         a = node.attrs
         match a:
@@ -195,15 +204,13 @@ class RegionFormer:
             case DimensionAttrs():
                 return DimensionAttrs(1)
             case DotAttrs():
-                places = (
-                    ((0,), (0,)) if self.at.view(node.name) is None else ((1,), a.rhs_contracting)
-                )
+                places = ((0,), (0,)) if is_sum else ((1,), a.rhs_contracting)
                 return replace(a, lhs_contracting=places[0], rhs_contracting=places[1])
             case DimensionsAttrs():
                 inner = self.nodes[node.operands[0]].array.rank
                 if not node.shape:
                     return DimensionsAttrs(tuple(range(inner)))
-                return DimensionsAttrs((1,) if self.at.view(node.name) else (0,))
+                return DimensionsAttrs((0,) if is_sum else (1,))
         return a
 
     def _add_vector_product(self, node: Node) -> None:

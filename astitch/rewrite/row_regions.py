@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from astitch.device.gpu import Gpu
+from astitch.errors import IllegalProduct
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -33,8 +34,8 @@ from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
 from astitch.rewrite.row_ops import RowOps, is_row_product
-from astitch.tile.row_rates import HOPPER, fit_tiling, measure_rows, project
-from astitch.tile.row_region import LEAST_EXTENT
+from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
+from astitch.tile.row_region import LEAST_EXTENT, write_row_region
 
 MOST_PIECES = 4
 """Of a concatenation.  Narrow ones fill tiles badly."""
@@ -83,6 +84,7 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         for node in graph
         if node.name in sums or (node.name not in sources and at.is_row_op(node))
     }
+    taken -= {graph[n].operands[1] for n in taken - sums if isinstance(graph[n].attrs, DotAttrs)}
     taken -= set(_list_narrow_pieces(graph, taken))
     taken -= {n for n in taken if at.is_concatenation(n) and not {*graph[n].operands} & taken}
     while True:
@@ -94,7 +96,16 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
     for group in kept:
         found = _choose(at, group, sums & set(group), gpu)
         if found:
+            _prove(found)
             yield found
+
+
+def _prove(region: RowRegion) -> None:
+    """Raises IllegalProduct for a body that has no kernel: here that costs the pass, later the whole program."""
+    tiling = choose_tiling(region.body, region.attrs)
+    if tiling is None:
+        raise IllegalProduct(f"no tiles fit {region.body}")
+    write_row_region(region.body, region.attrs, tiling)
 
 
 def _list_narrow_pieces(graph: Graph, names: Iterable[str]) -> Iterator[str]:

@@ -204,6 +204,18 @@ def test_weights_that_lie_turned() -> None:
     check(fn, layers(16, 32, 32, 8, turned=True), normal(ROWS, 16))
 
 
+def test_matrices_of_as_many_numbers_as_there_are_rows() -> None:
+    """64 x 64 numbers are no numbers of 4,096 rows."""
+
+    def fn(ps: Layers, x: Any) -> Any:
+        scaled = [(jnp.tanh(w) / jnp.linalg.norm(w), b) for w, b in ps]
+        return jax.value_and_grad(lambda ps: jnp.sum(network(x, ps, jnp.tanh)))(scaled)
+
+    changed = check(fn, layers(64, 64, 64, 64), normal(64 * 64, 64))
+    (region,) = regions(changed)
+    assert [changed[o].op for o in region.operands].count("parameter") < len(region.operands)
+
+
 def test_the_gradient_of_what_goes_in() -> None:
     def fn(ps: Layers, x: Any) -> Any:
         def f(row: Any) -> Any:
