@@ -20,6 +20,7 @@ from astitch.graph.ir import (
     DimensionsAttrs,
     DotAttrs,
     DType,
+    GatherAttrs,
     Graph,
     IotaAttrs,
     Literal,
@@ -131,6 +132,8 @@ class RegionFormer:
             w = node.operands[1]
             if at.graph[w].array.rank == 2:
                 operands = (operands[0], self._read_whole(w))
+        if isinstance(node.attrs, GatherAttrs):
+            operands = (self._read_whole(node.operands[0]), self._put_numbers(node, operands[1]))
         view = None if is_sum else at.view(node.name)
         shape = node.shape if view is None else view
         node = replace(node, operands=operands, type=ArrayType(node.dtype, shape))
@@ -138,6 +141,13 @@ class RegionFormer:
             self._add_vector_product(node)
             return
         self.nodes[node.name] = replace(node, attrs=self._change(node, is_sum=is_sum))
+
+    def _put_numbers(self, origin: Node, name: str) -> str:
+        """Numbers of one for each row, without a second dimension."""
+        array = self.nodes[name].array
+        if array.rank == 1:
+            return name
+        return self._put(origin, "reshape", array.dtype, (self.at.rows,), (name,))
 
     def _list_operands(self, node: Node) -> tuple[str, ...]:
         """x > 0 reads max(x, 0) in place of x, which need not be kept beside it."""
@@ -203,6 +213,8 @@ class RegionFormer:
                 return SliceAttrs((0, a.starts[-1]), (self.at.rows, a.limits[-1]), (1, 1))
             case DimensionAttrs():
                 return DimensionAttrs(1)
+            case GatherAttrs():
+                return GatherAttrs((1,), (0,), (0,), 1, (1, node.shape[1]))
             case DotAttrs():
                 places = ((0,), (0,)) if is_sum else ((1,), a.rhs_contracting)
                 return replace(a, lhs_contracting=places[0], rhs_contracting=places[1])

@@ -18,6 +18,7 @@ from astitch.graph.ir import (
     DimensionsAttrs,
     DotAttrs,
     DType,
+    GatherAttrs,
     Graph,
     IotaAttrs,
     Node,
@@ -152,6 +153,8 @@ class RowOps:
                 return len(view) == 2 and given[0] == (self.rows,) and dimensions == leading
             case SliceAttrs():
                 return len(view) == 2 and given[0] is not None and self._cuts_columns(node)
+            case GatherAttrs():
+                return len(view) == 2 and self.looks_up(node)
             case DimensionAttrs(dimension=d):
                 pieces = len(view) == 2 and d == node.array.rank - 1 and None not in given
                 return pieces and len({t.dtype for t in types if isinstance(t, ArrayType)}) == 1
@@ -167,6 +170,18 @@ class RowOps:
             return False
         arrays = [t for t in types if isinstance(t, ArrayType)]
         return why_no_tile(node, arrays) is None
+
+    def looks_up(self, node: Node) -> bool:
+        """Is each row one of a matrix, by a number of that row?"""
+        a = node.attrs
+        if not isinstance(a, GatherAttrs) or a.operand_batching_dims:
+            return False
+        table, numbers = (self.graph[o].array for o in node.operands)
+        if table.rank != 2 or table.dtype not in MOST_COLUMNS or numbers.dtype is not DType.S32:
+            return False
+        one_each = numbers.size == self.rows and a.start_index_map == (0,)
+        last = node.array.rank - 1
+        return one_each and a.slice_sizes == (1, table.shape[1]) and a.offset_dims[-1] == last
 
     def is_concatenation(self, name: str) -> bool:
         return isinstance(self.graph[name].attrs, DimensionAttrs)

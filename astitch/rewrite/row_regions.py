@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     DimensionsAttrs,
     DotAttrs,
     DType,
+    GatherAttrs,
     GetTupleElementAttrs,
     Graph,
     NoAttrs,
@@ -84,7 +85,7 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         for node in graph
         if node.name in sums or (node.name not in sources and at.is_row_op(node))
     }
-    taken -= {graph[n].operands[1] for n in taken - sums if isinstance(graph[n].attrs, DotAttrs)}
+    taken -= {o for n in taken - sums for o in _list_whole(graph[n])}
     taken -= set(_list_narrow_pieces(graph, taken))
     taken -= {n for n in taken if at.is_concatenation(n) and not {*graph[n].operands} & taken}
     while True:
@@ -98,6 +99,13 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         if found:
             _prove(found)
             yield found
+
+
+def _list_whole(node: Node) -> tuple[str, ...]:
+    """The operands of which each row reads all, or any part."""
+    if isinstance(node.attrs, DotAttrs):
+        return node.operands[1:]
+    return node.operands[:1] if isinstance(node.attrs, GatherAttrs) else ()
 
 
 def _prove(region: RowRegion) -> None:
@@ -232,6 +240,8 @@ def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu)
     for name in group:
         node = graph[name]
         arrays = [graph[o].array for o in node.operands]
+        if isinstance(node.attrs, GatherAttrs):
+            total += node.array.bytes / (gpu.bandwidth_gbs * _PRODUCT_SHARE) / 1e3  # written
         if not isinstance(node.attrs, DotAttrs):
             if not OPS[node.op].is_reduce or node.operands[0] in read:
                 continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import DotAttrs, DType, Graph, Node, RowRegionAttrs
+from astitch.graph.ir import DotAttrs, DType, GatherAttrs, Graph, Node, RowRegionAttrs
 from astitch.graph.ops import OPS
 from astitch.tile.row_region import RowTiling, widen
 
@@ -33,6 +33,9 @@ _TILINGS = (RowTiling(128, 4), RowTiling(64, 4), RowTiling(32, 4))
 """The best first.  More warps are slower."""
 
 _WITH_SUMS = RowTiling(32, 4)
+
+_LOOKED_UP = 0.4
+"""Of a byte from memory, what one costs that is looked up in a matrix, of which the L2 has most."""
 
 _BEHIND_STARTS = 3.0
 """Microseconds of a kernel beside its work."""
@@ -99,6 +102,7 @@ def measure_rows(body: Graph, attrs: RowRegionAttrs) -> RowWork:
     first_sum = len(body.outputs) - attrs.sums
     stored, summed = body.outputs[:first_sum], body.outputs[first_sum:]
     read = sum(body[name].array.bytes for name in body.parameters)
+    looked_up = sum(node.array.bytes for node in body if isinstance(node.attrs, GatherAttrs))
     written = sum(body[name].array.bytes for name in stored)
     sums = sum(_size_of_sum(body, body[name]) for name in summed) * DType.F32.bytes
     dots = [node for node in body if isinstance(node.attrs, DotAttrs)]
@@ -110,7 +114,7 @@ def measure_rows(body: Graph, attrs: RowRegionAttrs) -> RowWork:
     return RowWork(
         row_bytes=_find_peak(body, attrs.rows),
         sum_bytes=sums,
-        bytes=read + written + 2 * attrs.parts * sums,
+        bytes=read + written + 2 * attrs.parts * sums + int(_LOOKED_UP * looked_up),
         flops=sum(_count_flops(body, node, attrs.rows) for node in dots),
         functions_us=functions,
         width=max((widen(n) for dot in dots for n in dot.shape[-1:]), default=0),

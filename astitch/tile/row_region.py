@@ -21,6 +21,7 @@ from astitch.graph.ir import (
     DimensionsAttrs,
     DotAttrs,
     DType,
+    GatherAttrs,
     Graph,
     IotaAttrs,
     Node,
@@ -391,6 +392,9 @@ class _Tile:
                     next(p for p in self.writer._pieces(x) if p[0] == starts[1])
                 )
                 return self.values[x][first : first + len(pieces)]
+            case GatherAttrs():
+                self.whole.add(node.name)
+                return [self._look_up(node, piece) for piece in pieces]
             case DimensionAttrs():
                 return [tile for o in node.operands for tile in self.values[o]]
             case DimensionsAttrs():
@@ -413,6 +417,17 @@ class _Tile:
         offsets = self.rows.column() * node.shape[1] + (columns + start).row()
         mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
         return b.load(number, node.dtype, offsets, mask)
+
+    def _look_up(self, node: Node, piece: tuple[int, int]) -> Tile:
+        """For each row one of a matrix; numbers beyond its ends are bounded."""
+        b, (table, numbers) = self.b, node.operands
+        given, start = self.body[table], piece[0]
+        (places,) = self.values[numbers]
+        bounded = b.maximum(b.minimum(places, given.shape[0] - 1), 0)
+        columns = b.range(widen(piece[1] - start))
+        offsets = bounded * given.shape[1] + (columns + start).row()
+        mask = _cross(self.inside, self.writer._mask_columns(columns, piece[1] - start))
+        return b.load(self.writer.parameter_of[table], given.dtype, offsets, mask)
 
     def _view(self, node: Node) -> list[Tile]:
         """The same; or [n] as [n, 1], and back."""

@@ -226,6 +226,16 @@ def test_the_gradient_of_what_goes_in() -> None:
     check(fn, layers(3, 32, 32, 1), normal(ROWS, 3))
 
 
+def of_edges(ps: Layers, h: Any, e: Any, ends: Any) -> Any:
+    """Messages of a graph: rows of nodes are looked up for each edge."""
+    given = jnp.concatenate([h[ends[0]], h[ends[1]], e], -1)
+    return jax.nn.silu(network(given, ps, jax.nn.silu))
+
+
+def of_words(ps: Layers, table: Any, words: Any) -> Any:
+    return network(jnp.take(table, words, axis=0, mode="clip"), ps, jnp.tanh)
+
+
 def exact(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray]:
     """In f32, on the processor: exact beside products in TF32."""
     with jax.default_device(jax.devices("cpu")[0]):
@@ -272,6 +282,24 @@ def test_training_on_a_gpu(rows: int, dtype: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_looked_up_on_a_gpu(dtype: Any) -> None:
+    ends = RNG.integers(-5, 100, (2, ROWS + 8)).astype(np.int32)
+    nodes, edges = normal(100, 24, dtype=dtype), normal(ROWS + 8, 9, dtype=dtype)
+    compare_on_gpu(of_edges, layers(57, 32, 32, dtype=dtype), nodes, edges, ends)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("fn", [of_images, of_vmap, of_einsum, normed, to_numbers, clipped])
 def test_spellings_on_a_gpu(fn: Callable[..., Any]) -> None:
     compare_on_gpu(fn, layers(16, 32, 16), normal(ROWS, 16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_looked_up(dtype: Any) -> None:
+    ends = RNG.integers(-5, 100, (2, ROWS + 8)).astype(np.int32)
+    nodes, edges = normal(100, 24, dtype=dtype), normal(ROWS + 8, 9, dtype=dtype)
+    changed = check(of_edges, layers(57, 32, 32, dtype=dtype), nodes, edges, ends, apart=3e-2)
+    assert not any(node.op == "gather" for node in changed)
+    words = RNG.integers(-3, 60, (ROWS // 16, 16)).astype(np.int32)
+    check(of_words, layers(20, 32, 4, dtype=dtype), normal(50, 20, dtype=dtype), words, apart=3e-2)
