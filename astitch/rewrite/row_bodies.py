@@ -33,7 +33,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import read_splat
 from astitch.rewrite.draft_ops import Region
-from astitch.rewrite.row_ops import RowOps
+from astitch.rewrite.row_ops import RowOps, list_whole
 from astitch.tile.row_rates import BLOCKS_PER_SM
 
 
@@ -126,14 +126,14 @@ class RegionFormer:
             node = replace(node, operands=tuple(self._join_pieces(node)))
         elif (x := self._find_logistic(node)) is not None:
             node = replace(node, op="logistic", operands=(x,))
-        operands = tuple(self._read(o) for o in self._list_operands(node))
         is_sum = at.is_sum(at.graph[node.name])
-        if isinstance(node.attrs, DotAttrs) and not is_sum:
-            w = node.operands[1]
-            if at.graph[w].array.rank == 2:
-                operands = (operands[0], self._read_whole(w))
+        whole = () if is_sum else list_whole(node)
+        operands = tuple(
+            self._read_whole(o) if o in whole and at.graph[o].array.rank == 2 else self._read(o)
+            for o in self._list_operands(node)
+        )
         if isinstance(node.attrs, GatherAttrs):
-            operands = (self._read_whole(node.operands[0]), self._put_numbers(node, operands[1]))
+            operands = (operands[0], self._put_numbers(node, operands[1]))
         view = None if is_sum else at.view(node.name)
         shape = node.shape if view is None else view
         node = replace(node, operands=operands, type=ArrayType(node.dtype, shape))

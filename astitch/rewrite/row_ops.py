@@ -63,6 +63,13 @@ def _has_types(a: DotAttrs, x: ArrayType, y: ArrayType, result: ArrayType) -> bo
     return result.dtype in (x.dtype, DType.F32)
 
 
+def list_whole(node: Node) -> tuple[str, ...]:
+    """The operands of which each row reads all, or any part."""
+    if isinstance(node.attrs, DotAttrs):
+        return node.operands[1:]
+    return node.operands[:1] if isinstance(node.attrs, GatherAttrs) else ()
+
+
 @dataclass
 class RowOps:
     """The arrays of so many rows in a graph, and which ops on them a kernel has."""

@@ -34,7 +34,7 @@ from astitch.graph.ops.row_region import type_of_results
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
-from astitch.rewrite.row_ops import RowOps, is_row_product
+from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
 from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
 from astitch.tile.row_region import LEAST_EXTENT, write_row_region
 
@@ -85,7 +85,7 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         for node in graph
         if node.name in sums or (node.name not in sources and at.is_row_op(node))
     }
-    taken -= {o for n in taken - sums for o in _list_whole(graph[n])}
+    taken -= {o for n in taken - sums for o in list_whole(graph[n])}
     taken -= set(_list_narrow_pieces(graph, taken))
     taken -= {n for n in taken if at.is_concatenation(n) and not {*graph[n].operands} & taken}
     while True:
@@ -99,13 +99,6 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         if found:
             _prove(found)
             yield found
-
-
-def _list_whole(node: Node) -> tuple[str, ...]:
-    """The operands of which each row reads all, or any part."""
-    if isinstance(node.attrs, DotAttrs):
-        return node.operands[1:]
-    return node.operands[:1] if isinstance(node.attrs, GatherAttrs) else ()
 
 
 def _prove(region: RowRegion) -> None:

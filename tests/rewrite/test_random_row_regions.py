@@ -119,7 +119,7 @@ def test_a_random_network(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = jax.tree.leaves(arguments)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda array: array.astype(np.float64), arguments)
-        exact = jax.tree.leaves(jax.jit(draw)(*wide))
+        exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(draw)(*wide))]
     plain = run_graph(graph, leaves)
     for found in (run_graph(changed, leaves), run_tiles(changed, leaves)):
         for want, one, other in zip(exact, plain, found, strict=True):
