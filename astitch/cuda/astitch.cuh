@@ -4,6 +4,7 @@
 //   ASTITCH_SHARED_ARENA(bytes);                   once, at the top of a kernel with shared memory
 //   ASTITCH_SHARED(T, name, offset_bytes, count);  a slot of it, used as name[i]; slots may overlap
 //   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
+//   ASTITCH_CLUSTER_BARRIER(word);                 the same of a grid that is one cluster (sm_90)
 //   shared_vec<T, N>(name, i)                      elements i .. i + N - 1 of a slot as one access
 //   clamped(index, last)                           at most `last`
 //   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_store_relaxed, astitch_add_release,
@@ -122,6 +123,16 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
     __syncthreads();
 }
 #define ASTITCH_GLOBAL_BARRIER(word) astitch_global_barrier(word)
+
+// The blocks of a cluster meet by a barrier of the hardware, which needs no word in memory.
+__device__ __forceinline__ void astitch_cluster_barrier()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+#define ASTITCH_CLUSTER_BARRIER(word) astitch_cluster_barrier()
 
 #endif  // ASTITCH_HOST
 

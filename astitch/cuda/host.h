@@ -73,6 +73,7 @@ typedef __SIZE_TYPE__ size_t;
 #define __host__
 #define __constant__ static const
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) alignas(bytes)
@@ -143,6 +144,7 @@ ASTITCH_INLINE T* astitch_vector_address(astitch_checked_slot<T> slot, Index i, 
 #define ASTITCH_SITE (unsigned(__COUNTER__) << 16 | (__LINE__ & 0xffff))
 #define __syncthreads() astitch_block_barrier(ASTITCH_SITE)
 #define ASTITCH_GLOBAL_BARRIER(word) astitch_grid_barrier((word), ASTITCH_SITE)
+#define ASTITCH_CLUSTER_BARRIER(word) astitch_grid_barrier((word), ASTITCH_SITE)
 
 #ifdef ASTITCH_CHECK
 #define ASTITCH_WARP_RESULT astitch_load_warp_result()  // out of the watched text

@@ -85,6 +85,7 @@ class Entry:
 
     bounds: the arguments of `__launch_bounds__`.  barrier_words: 32-bit words at which its blocks meet; 0 where they
     do not wait for each other.  many: are the pointers too many for parameters of CuPy's launch?
+    cluster: blocks of a cluster of the hardware; 0: there are none.
     """
 
     name: str
@@ -92,10 +93,12 @@ class Entry:
     pointers: tuple[Pointer, ...]
     barrier_words: int = 0
     many: bool = False
+    cluster: int = 0
 
     @property
     def head(self) -> str:
-        return f'extern "C" __global__ void __launch_bounds__({self.bounds}) {self.name}('
+        cluster = f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster else ""
+        return f'extern "C" __global__ void {cluster}__launch_bounds__({self.bounds}) {self.name}('
 
     @property
     def words(self) -> str:

@@ -31,7 +31,7 @@ class TurnsPlan:
 
     kernel: of a turn.  graph: what it computes: that of the turns, as it was when it was planned.
     used: the parts of the final state that are its results.  us: the projection.  turn_us: of a turn; now_us: of one as
-    the loop would be else.
+    the loop would be else.  cluster: are the blocks one cluster of the hardware, where XLA launches them?
     """
 
     turns: Turns
@@ -41,6 +41,7 @@ class TurnsPlan:
     us: float
     turn_us: float
     now_us: float
+    cluster: bool = False
 
     @property
     def loop(self) -> Loop:
@@ -65,9 +66,10 @@ class TurnsPlan:
         if self.turns.blocks > 1:
             rows = math.prod(level.rows for level in self.turns.levels)
             blocks = f"{blocks}, each with {rows} of the rows,"
+        kind = "cluster" if self.cluster else "global"
         return (
             f"%{self.loop.node.name}: {turns} in one kernel of {blocks} of {self.block} threads, "
-            f"{self.kernel.global_barriers} global barriers in a turn; {self.turn_us:.1f} us projected for a turn, "
+            f"{self.kernel.global_barriers} {kind} barriers in a turn; {self.turn_us:.1f} us projected for a turn, "
             f"{self.now_us:.1f} as XLA's loop"
         )
 
@@ -118,6 +120,10 @@ class _Emitter:
     def emit(self) -> TurnsText:
         kernel, plan = self.kernel, self.plan
         reducers, declared, body = emit_parts(kernel)
+        if self.clusters:
+            body = [
+                line.replace("ASTITCH_GLOBAL_BARRIER", "ASTITCH_CLUSTER_BARRIER") for line in body
+            ]
         if kernel.grid == 1:
             declared, body = ([*map(_as_only_block, lines)] for lines in (declared, body))
         self.begin()
@@ -133,7 +139,8 @@ class _Emitter:
             pointers.append(Pointer("unsigned char", "scratch"))
         words = k.BARRIER_STRIDE if kernel.grid > 1 else 0
         bounds = f"{kernel.block}, {max(kernel.blocks_per_sm, 1)}"
-        entry = Entry(self.name, bounds, tuple(pointers), words)
+        cluster = kernel.grid if self.clusters else 0
+        entry = Entry(self.name, bounds, tuple(pointers), words, cluster=cluster)
         lines = [*reducers, *render_entry(entry, self.abi), *before, *self.lines, "}"]
         head = ['#include "astitch.cuh"']
         if any(COMPLEX_TYPE.search(line) for line in lines):
@@ -320,7 +327,14 @@ class _Emitter:
     @property
     def meet(self) -> str:
         """All threads that share a state have written it."""
-        return "ASTITCH_GLOBAL_BARRIER(barrier)" if self.kernel.grid > 1 else "__syncthreads()"
+        if self.kernel.grid == 1:
+            return "__syncthreads()"
+        return f"ASTITCH_{'CLUSTER' if self.clusters else 'GLOBAL'}_BARRIER(barrier)"
+
+    @property
+    def clusters(self) -> bool:
+        """Are the blocks a cluster?  CuPy launches them as a grid whose blocks are resident."""
+        return self.plan.cluster and self.abi.own_words
 
     def spare(self, type_: ArrayType) -> str:
         offset = self.take_scratch(type_.bytes)

@@ -84,7 +84,7 @@ LINK_FLAGS = ("-shared", "-nostdlib", "-lm", "-lgcc")
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread")
 
 KERNEL = re.compile(
-    r"__global__\s+void\s+(?:__launch_bounds__\s*\(\s*(\d*)[^)]*\)\s*)?([A-Za-z_]\w*)\s*\("
+    r"__global__\s+void\s+(?:__cluster_dims__\s*\([^)]*\)\s*)?(?:__launch_bounds__\s*\(\s*(\d*)[^)]*\)\s*)?([A-Za-z_]\w*)\s*\("
 )
 
 

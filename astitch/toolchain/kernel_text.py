@@ -20,7 +20,10 @@ _TOKEN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_ENTRY = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?([A-Za-z_]\w*)\s*\(")
+_ENTRY = re.compile(
+    r"__global__\s+void\s+(?:__cluster_dims__\s*\([^)]*\)\s*)?"
+    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?([A-Za-z_]\w*)\s*\("
+)
 
 _SHARED = re.compile(r"\bASTITCH_SHARED\s*\([^,()]*,\s*([A-Za-z_]\w*)\s*,")
 """A declaration by a macro of the headers."""

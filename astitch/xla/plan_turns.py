@@ -46,7 +46,7 @@ MOST_NODES = 1500
 MOST_TERMS = 1 << 20
 """Terms of all sums of a product that a turn may have: a block adds up a million in 10 us."""
 
-MOST_BYTES = 512 << 10
+MOST_BYTES = 1 << 20
 """Memory that such a kernel may take besides its results."""
 
 MOST_STATE = 64 << 20
@@ -72,6 +72,15 @@ MET_IN_BLOCK_US = 0.1
 
 BLOCK_OF_SEVERAL = 512
 """Threads of a block that is one of several."""
+
+CLUSTER, CLUSTERS_FROM = 8, 90
+"""The most blocks of a cluster that every GPU has that has clusters, and the compute capability of these."""
+
+_Timed = tuple[float, k.Kernel, bool]
+"""Microseconds of a turn, its kernel, and whether the blocks are a cluster."""
+
+MET_IN_CLUSTER_US = 0.6
+"""What the blocks of a cluster take to meet, and lose as they do not come at once: an estimate."""
 
 FEWER_SMS = 16
 """Blocks on fewer SMs meet in less time."""
@@ -140,15 +149,15 @@ def _plan_part(
     planned, scope = found
     listed = _list_kernels if turns.blocks == 1 else _list_kernels_of_rows
     timed = [
-        (us, kernel)
-        for us, kernel in listed(planned, scope, gpu, turns.blocks)
+        (us, kernel, cluster)
+        for us, kernel, cluster in listed(planned, scope, gpu, turns.blocks)
         if _are_aligned(turns, planned, kernel)
     ]
     if not timed:
         return "no kernel of a turn fits the device"
-    turn_us, kernel = min(timed, key=lambda item: item[0])
+    turn_us, kernel, cluster = min(timed, key=lambda item: item[0])
     trips = max(turns.loop.trips, 1)
-    plan = TurnsPlan(turns, planned, kernel, results, turn_us * trips, turn_us, now_us)
+    plan = TurnsPlan(turns, planned, kernel, results, turn_us * trips, turn_us, now_us, cluster)
     if not _writes_all(plan):
         return "a turn hands on an array that no kernel computes"
     bytes_ = emit_turns(plan, "loop_0").scratch_bytes
@@ -212,9 +221,7 @@ def _find_scope(turns: Turns, gpu: Gpu, faults: FaultLog) -> tuple[Graph, Scope]
     return scopes.graph, scopes.scopes[0]
 
 
-def _list_kernels_of_rows(
-    graph: Graph, scope: Scope, gpu: Gpu, blocks: int
-) -> Iterator[tuple[float, k.Kernel]]:
+def _list_kernels_of_rows(graph: Graph, scope: Scope, gpu: Gpu, blocks: int) -> Iterator[_Timed]:
     """Kernels of the rows of a block, each with the microseconds of a turn of all blocks."""
     alone = replace(gpu, sms=1)
     for block in (32, 64, 128, 256, 512, 1024):
@@ -234,26 +241,37 @@ def _list_kernels_of_rows(
         yield (
             waves * max(alone_us, together * busy_us, l2_us),
             replace(kernel, blocks_per_sm=together),
+            False,
         )
 
 
-def _list_kernels(
-    graph: Graph, scope: Scope, gpu: Gpu, _: int = 1
-) -> Iterator[tuple[float, k.Kernel]]:
+def _list_kernels(graph: Graph, scope: Scope, gpu: Gpu, _: int = 1) -> Iterator[_Timed]:
     """Kernels of a turn, each with the microseconds of one."""
     alone = replace(gpu, sms=1)
     for block in (256, 512, 1024):
         kernel = _plan(graph, scope, alone, Schedule(block=block, blocks_per_sm=1, persistent=True))
         if kernel is not None and kernel.grid == 1:
             kernel = in_one_block(kernel)
-            yield _time(kernel, gpu) + MET_IN_BLOCK_US, kernel
+            yield _time(kernel, gpu) + MET_IN_BLOCK_US, kernel, False
+    for block in (256, 512) if gpu.compute_capability >= CLUSTERS_FROM else ():
+        few = replace(gpu, sms=min(CLUSTER, gpu.sms))
+        kernel = _plan(graph, scope, few, Schedule(block=block, blocks_per_sm=1, persistent=True))
+        if kernel is not None and kernel.grid in (2, 4, CLUSTER):
+            yield _time_of_cluster(kernel, gpu), kernel, True
     for sms in (FEWER_SMS, gpu.sms):
         few = replace(gpu, sms=min(sms, gpu.sms))
         schedule = Schedule(block=BLOCK_OF_SEVERAL, blocks_per_sm=1, persistent=True)
         kernel = _plan(graph, scope, few, schedule)
         if kernel is not None and kernel.grid > 1:
             met = gpu.barrier_cost_us(kernel.grid) + BARRIER_SKEW_US
-            yield _time(kernel, gpu) + met, kernel
+            yield _time(kernel, gpu) + met, kernel, False
+
+
+def _time_of_cluster(kernel: k.Kernel, gpu: Gpu) -> float:
+    """Microseconds of a turn of blocks that meet by the hardware."""
+    projection = project(kernel, gpu, work=count_workload(kernel))
+    apart = projection.time_us - projection.launch_us - projection.barriers_us
+    return apart + (kernel.global_barriers + 1) * MET_IN_CLUSTER_US
 
 
 def _plan(graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule) -> k.Kernel | None:

@@ -27,7 +27,7 @@ from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.xla import plan_turns
 from astitch.xla.loop_steps import take_loops
-from astitch.xla.prepare_kernels import LoopCall
+from astitch.xla.prepare_kernels import LoopCall, emit_loop_for_xla
 from astitch.xla.stitch_loops import find_loops
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import as_text, run_graph
@@ -394,7 +394,8 @@ def assert_computes(
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_turns_in_one_block(name: str) -> None:
+def test_a_loop_turns_in_one_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_turns, "CLUSTERS_FROM", 1000)
     fn, arguments = LOOPS[name]
     compilation = compile_loops(fn, arguments)
     (note,) = compilation.loops
@@ -408,13 +409,37 @@ def test_blocks_meet_after_each_turn(name: str, monkeypatch: pytest.MonkeyPatch)
     listed = plan_turns._list_kernels
     monkeypatch.setattr(plan_turns, "GAIN", 100.0)
     monkeypatch.setattr(
-        plan_turns, "_list_kernels", lambda *a: ((us, k) for us, k in listed(*a) if k.grid > 1)
+        plan_turns,
+        "_list_kernels",
+        lambda *a: (t for t in listed(*a) if t[1].grid > 1 and not t[2]),
     )
     monkeypatch.setattr(plan_turns, "BLOCK_OF_SEVERAL", 32)
     compilation = compile_loops(fn, arguments, few_sms(4))
     (note,) = compilation.loops
     assert "in one kernel of" in note and "a block of" not in note
     assert_computes(compilation, fn, arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["descend", "handed_out", "noisy_layers of a batch", "farthest_points"]
+)
+def test_blocks_of_a_cluster_meet_by_the_hardware(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, arguments = LOOPS[name]
+    listed = plan_turns._list_kernels
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    monkeypatch.setattr(plan_turns, "_list_kernels", lambda *a: (t for t in listed(*a) if t[2]))
+    monkeypatch.setattr(plan_turns, "_list_parts", lambda turns, gpu: [turns])
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, H100, Target(loops=LoopPlanner(H100)))
+    found, _ = find_loops(compilation, LoopPlanner(H100))
+    (made,) = found.values()
+    text = emit_loop_for_xla(made)
+    assert f"__cluster_dims__({made.plan.grid}, 1, 1)" in text
+    assert "ASTITCH_GLOBAL_BARRIER" not in text and "ASTITCH_CLUSTER_BARRIER" in text
+    assert "__cluster_dims__" not in made.kernel.source
+    assert_module_computes(compilation, found, fn, arguments)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -465,6 +490,10 @@ def test_a_program_of_xlas_calls_the_kernel(name: str) -> None:
     compilation = compile_graph(graph, H100, Target(loops=LoopPlanner(H100)))
     found, _ = find_loops(compilation, LoopPlanner(H100))
     assert all(isinstance(made.plan, TurnsPlan) for made in found.values())
+    assert_module_computes(compilation, found, fn, arguments)
+
+
+def assert_module_computes(compilation: Any, found: Any, fn: Any, arguments: Any) -> None:
     calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
     module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
     assert calls and not loops_of(module)
