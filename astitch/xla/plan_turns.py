@@ -19,7 +19,7 @@ from astitch.errors import AstitchError
 from astitch.faults import FaultLog
 from astitch.graph.ir import ArrayType, ConstantAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.storage import storage_name, storage_type
+from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import LoopRefusal
@@ -46,7 +46,7 @@ MOST_NODES = 1500
 MOST_TERMS = 1 << 20
 """Terms of all sums of a product that a turn may have: a block adds up a million in 10 us."""
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 512 << 10
 """Memory that such a kernel may take besides its results."""
 
 MOST_STATE = 64 << 20
@@ -183,8 +183,9 @@ def _are_aligned(turns: Turns, graph: Graph, kernel: k.Kernel) -> bool:
 
 def _allow_bytes(turns: Turns, results: Sequence[int]) -> int:
     """Memory that the kernel may take besides its results: XLA's loop has a state, and its new value for a while."""
-    made = zip(turns.carried, turns.graph.outputs, strict=False)
-    new = [n for n, output in made if not OPS[turns.graph[output].op].writes_into]
+    body = turns.loop.body
+    made = {n: body[stored_value(body, body.outputs[n])] for n in turns.carried}
+    new = [n for n, node in made.items() if not OPS[node.op].writes_into]
     states = sum(turns.loop.types[n].bytes * (1 if n in results else 2) for n in new)
     return MOST_BYTES + min(states, MOST_STATE)
 
