@@ -61,7 +61,9 @@ def read_module(name: str) -> bytes | str:
 
 # ---- a CUDA compiler that accepts everything -----------------------------------------------------
 
-_ENTRY = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
+_ENTRY = re.compile(
+    r"__global__ void (?:__cluster_dims__\([^)]*\) )?(?:__launch_bounds__\([^)]*\) )?(\w+)\("
+)
 _STAND_IN = nvrtc.Choice(
     nvrtc.Nvrtc("stand-in", (13, 0), (70, 75, 80, 90, 100), None),  # type: ignore[arg-type]
     "it stands in",

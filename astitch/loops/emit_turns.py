@@ -197,7 +197,9 @@ class _Emitter:
 
     def find_place(self, level: Level) -> str:
         """The number of a block along a dimension of rows."""
-        at = self.turns.levels.index(level)
+        at = next(
+            n for n, other in enumerate(self.turns.levels) if other is level
+        )  # some are equal
         inner = math.prod(other.blocks for other in self.turns.levels[at + 1 :])
         return f"(blockIdx.x / {inner} % {level.blocks})"
 
@@ -265,9 +267,12 @@ class _Emitter:
         self.stacked: dict[
             int, str
         ] = {}  # stacks of what no turn computes, or another stack has: where from
+        carried = {self.source_of(output) for output in self.made.values()}
         for state, output in self.slices.items():
             source = self.source_of(output)
-            if source in self.written and source not in self.stacks:
+            # What a turn reads again has two places where another block writes the slice.
+            apart = bool(self.writes(state)) and source in carried
+            if source in self.written and source not in self.stacks and not apart:
                 self.stacks[source] = state
             else:
                 self.stacked[state] = source
@@ -475,15 +480,16 @@ class _Emitter:
             self.lines[-1] += f"i < {self.own_size(state)}; i += {self.threads}) {{"
             self.out(3, f"(turn % 2 ? odd_{number} : even_{number})[i] = {value};")
             self.out(2, "}")
-        if any(source in self.stacks for source in self.stacked.values()):
+        if any(source in self.written for source in self.stacked.values()):
             self.out(2, f"{self.meet};  // stacks have what others have got")
         for state, source in self.stacked.items():
-            first = self.stacks.get(source)
-            value = (
-                f"({self.slice_of(first)})[i]"
-                if first is not None
-                else self.read_old(state, source)
-            )
+            if source in self.owners:
+                number = self.numbers[source]
+                value = f"(turn % 2 ? odd_{number} : even_{number})[i]"
+            elif source in self.stacks:
+                value = f"({self.slice_of(self.stacks[source])})[i]"
+            else:
+                value = self.read_old(state, source)
             role = self.loop.roles[state]
             assert isinstance(role, Stack)
             size = self.own_size(state) // self.type(state).shape[role.place.dimension]

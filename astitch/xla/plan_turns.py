@@ -213,6 +213,9 @@ def _why_not(turns: Turns) -> str | None:
 def _find_scope(turns: Turns, gpu: Gpu, faults: FaultLog) -> tuple[Graph, Scope] | str:
     """The graph of a turn as the stitcher sees it, and the stitch op that is all of it; or why there is none."""
     graph = write_out_dots(turns.graph, MOST_TERMS)
+    for node in graph:
+        if OPS[node.op].kind is Kind.COMPUTE:
+            return f"%{node.name} is a {node.op} for a library"
     job = Job(graph.name, gpu, Target(directives=NOTHING), False, faults)
     scopes: Scopes = run_passes(graph, job, until="stitch_remotely")["stitch_remotely"]
     if scopes.outside:

@@ -295,7 +295,7 @@ def delta_rule_of_heads(q: Any, k: Any, v: Any) -> Any:
         state = state + jnp.einsum("bhd,bhe->bhde", k, rest) * 0.1
         return state, jnp.einsum("bhde,bhd->bhe", state, q)
 
-    return lax.scan(turn, jnp.zeros((2, 3, 8, 8)), (q, k, v))
+    return lax.scan(turn, jnp.zeros((*q.shape[1:3], 8, 8)), (q, k, v))
 
 
 def normalize(w: Any, x: Any) -> Any:
@@ -324,6 +324,17 @@ def number_rows(x: Any) -> Any:
         return x + jnp.arange(rows * columns).reshape(rows, columns) * 1e-3
 
     return lax.fori_loop(0, 5, turn, x)
+
+
+def stack_shared(x: Any, shared: Any) -> Any:
+    """What has no rows is read again and stacked: each block has its own, one writes the stack."""
+
+    def turn(state: Any, row: Any) -> Any:
+        x, shared = state
+        shared = jnp.roll(shared, 1) * 0.9 + row
+        return (jnp.tanh(x + shared.sum()) + x.max(1, keepdims=True), shared), (shared, x[:, 0])
+
+    return lax.scan(turn, (x, shared), jnp.arange(6.0))
 
 
 def best_paths(moves: Any, seen: Any) -> Any:
@@ -359,6 +370,7 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "normalize": (normalize, (normal(1, 20, 20, scale=0.3), normal(3, 12, 20))),
     "sort": (sort_apart, (normal(1, 6, 30), np.int32(5))),
     "numbers": (number_rows, (normal(1, 6, 30),)),
+    "shared": (stack_shared, (normal(1, 4, 12), normal(2, 6))),
     "paths": (best_paths, (normal(1, 24, 24), normal(2, 9, 4, 24))),
 }
 """Loops whose rows never meet."""
@@ -458,15 +470,16 @@ def test_rows_have_blocks_of_their_own(
     assert_computes(compilation, fn, arguments)
 
 
-def test_two_dimensions_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = tuple(normal(i, 6, 2, 3, 8, scale=0.5) for i in range(3))
+@pytest.mark.parametrize("heads", [3, 2])
+def test_two_dimensions_of_rows(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = tuple(normal(i, 6, 2, heads, 8, scale=0.5) for i in range(3))
     monkeypatch.setattr(plan_turns, "GAIN", 100.0)
     monkeypatch.setattr(
         plan_turns, "_list_parts", lambda turns, gpu: [take_rows(take_rows(turns, 1), 1)]
     )
     compilation = compile_loops(delta_rule_of_heads, arguments)
     (note,) = compilation.loops
-    assert "6 blocks, each with 1 of the rows," in note
+    assert f"{2 * heads} blocks, each with 1 of the rows," in note
     assert_computes(compilation, delta_rule_of_heads, arguments)
 
 
