@@ -96,9 +96,9 @@ class DraftOps:
         array = self.draft[x].array
         shape = [extent for d, extent in enumerate(array.shape) if d not in dimensions]
         operands, attrs = (x, self.splat(0, array.dtype, ())), DimensionsAttrs(tuple(dimensions))
-        region = Region(array.dtype)
-        add = region.end("add", region.op("add", array.dtype, ("a", "b")))
-        return self.add("reduce", array.dtype, shape, operands, attrs, (add,))
+        return self.add(
+            "reduce", array.dtype, shape, operands, attrs, (write_addition(array.dtype),)
+        )
 
     def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
         """A number repeated."""
@@ -158,3 +158,9 @@ class Region:
 
     def end(self, name: str, result: str) -> Graph:
         return Graph(name, self.origins, ("a", "b"), (result,))
+
+
+def write_addition(dtype: DType) -> Graph:
+    """a + b."""
+    region = Region(dtype)
+    return region.end("add", region.op("add", dtype, ("a", "b")))

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from astitch.device.gpu import Gpu
-from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
@@ -32,7 +32,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import read_splat
-from astitch.rewrite.draft_ops import Region
+from astitch.rewrite.draft_ops import write_addition
 from astitch.rewrite.row_ops import RowOps, list_whole
 from astitch.tile.row_rates import BLOCKS_PER_SM
 
@@ -63,16 +63,17 @@ class RegionFormer:
     beside: dict[str, Node] = field(default_factory=dict)
     """What is computed outside for the region alone."""
 
+    def __post_init__(self) -> None:
+        self._inside = frozenset(self.members)
+
     def form(self) -> RowRegion:
-        graph, at = self.at.graph, self.at
-        chosen = set(self.members)
-        outputs = set(graph.outputs)
+        graph, at, outputs = self.at.graph, self.at, set(self.at.graph.outputs)
         for name in self.members:
             self._add(graph[name])
         ends = [
             n
             for n in self.members
-            if n in outputs or any(user not in chosen for user in graph.users[n])
+            if n in outputs or any(user not in self._inside for user in graph.users[n])
         ]
         summed = tuple(n for n in ends if at.is_sum(graph[n]))
         stored = tuple(n for n in ends if n not in summed)
@@ -158,12 +159,9 @@ class RegionFormer:
         if read_splat(graph, zero) != 0 or not graph[x].dtype.is_float:
             return operands
         for user in graph.users[x]:
-            if (
-                graph[user].op == "maximum"
-                and user in self.members
-                and zero in graph[user].operands
-            ):
-                self._add(graph[user])
+            other = graph[user]
+            if other.op == "maximum" and user in self._inside and zero in other.operands:
+                self._add(other)
                 return user, zero
         return operands
 
@@ -180,13 +178,13 @@ class RegionFormer:
         if power.op != "exponential" or graph[power.operands[0]].op != "negate":
             return None
         chain = (total, power.name, power.operands[0])
-        alone = all(len(graph.users[name]) == 1 and name in self.members for name in chain)
+        alone = all(len(graph.users[name]) == 1 and name in self._inside for name in chain)
         return graph[power.operands[0]].operands[0] if alone else None
 
     def _join_pieces(self, node: Node) -> Iterator[str]:
         """The pieces of a concatenation; those from outside that lie side by side are one."""
-        members, graph = set(self.members), self.at.graph
-        for inside, names in groupby(node.operands, lambda name: name in members):
+        graph = self.at.graph
+        for inside, names in groupby(node.operands, lambda name: name in self._inside):
             pieces = tuple(names)
             if inside or len(pieces) == 1:
                 yield from pieces
@@ -226,33 +224,39 @@ class RegionFormer:
         return a
 
     def _add_vector_product(self, node: Node) -> None:
-        """Rows with one column, or a row's numbers with a matrix of rows: factors that are multiplied and added."""
+        """Rows with one column, or a number of each row with a matrix of rows: multiplied and added in f32."""
         x, y = (self.nodes[o] for o in node.operands)
-        matrix = x if x.array.rank == 2 else y
-        shape, dtype = (self.at.rows, matrix.shape[1]), node.dtype
+        matrix, dtype = x if x.array.rank == 2 else y, DType.F32
         factors = []
         for value in (x, y):
             name = value.name
             if value.array.rank < 2:
                 places = () if not value.shape else (0,) if value.shape[0] == self.at.rows else (1,)
-                name = self._put(
-                    node, "broadcast", value.dtype, shape, (name,), BroadcastAttrs(places)
-                )
+                attrs = BroadcastAttrs(places)
+                name = self._put(node, "broadcast", value.dtype, matrix.shape, (name,), attrs)
             if value.dtype is not dtype:
-                name = self._put(node, "convert", dtype, shape, (name,))
+                name = self._put(node, "convert", dtype, matrix.shape, (name,))
             factors.append(name)
-        product = self._put(node, "multiply", dtype, shape, tuple(factors))
+        product = self._put(node, "multiply", dtype, matrix.shape, tuple(factors))
         zero = self._put(node, "constant", dtype, (), (), number_zero(dtype))
-        region = Region(dtype)
-        add = region.end("add", region.op("add", dtype, ("a", "b")))
-        dimension = 1 if node.shape[:1] == (self.at.rows,) else 0
-        self.nodes[node.name] = replace(
+        is_sum = node.shape[:1] != (self.at.rows,)
+        total = replace(
             node,
             op="reduce",
+            type=ArrayType(dtype, node.shape),
             operands=(product, zero),
-            attrs=DimensionsAttrs((dimension,)),
-            regions=(add,),
+            attrs=DimensionsAttrs((0 if is_sum else 1,)),
+            regions=(write_addition(dtype),),
         )
+        if not is_sum and node.dtype is not dtype:
+            name = self._free_name(f"{node.name}.total")
+            self.nodes[name] = replace(total, name=name)
+            total = replace(node, op="convert", operands=(name,), attrs=NoAttrs())
+        self.nodes[node.name] = total
+
+    def _free_name(self, name: str) -> str:
+        """One that no other member will want."""
+        return free_name(name, {*self.nodes, *self.at.graph.nodes})
 
     def _put(
         self,
@@ -263,7 +267,7 @@ class RegionFormer:
         operands: tuple[str, ...],
         attrs: Attrs = NoAttrs(),
     ) -> str:
-        name = free_name(f"{origin.name}.{op}", self.nodes)
+        name = self._free_name(f"{origin.name}.{op}")
         self.nodes[name] = Node(name, op, ArrayType(dtype, shape), operands, attrs)
         return name
 
@@ -277,26 +281,13 @@ def _order(
     """
     ordered = {name: nodes[name] for name in parameters}
     waiting = {name: nodes[name] for name in summed}
-
-    def place(name: str) -> None:
-        stack = [name]
-        while stack:
-            missing = [o for o in nodes[stack[-1]].operands if o not in ordered]
-            if missing:
-                stack += missing
-            else:
-                last = stack.pop()
-                ordered[last] = nodes[last]
-
     for name, node in nodes.items():
         if name in waiting or not _is_anchor(node):
             continue
-        place(name)
+        ordered = sort_nodes(nodes, [name], ordered)
         for ready in [n for n, s in waiting.items() if all(o in ordered for o in s.operands)]:
             ordered[ready] = waiting.pop(ready)
-    for name in nodes:
-        place(name)
-    return ordered
+    return sort_nodes(nodes, [*nodes], ordered)
 
 
 def _is_anchor(node: Node) -> bool:

@@ -92,21 +92,21 @@ class RowOps:
 
     def is_source(self, node: Node) -> bool:
         """Is it made anew wherever it is read?"""
-        if not isinstance(node.type, ArrayType) or self.view(node.name) is None:
+        view = self.view(node.name)
+        if view is None:
             return False
         if isinstance(node.attrs, IotaAttrs):
-            ends = node.array.rank - 1, 0
-            return node.dtype is DType.S32 and node.attrs.dimension in ends and node.array.rank <= 2
-        return OPS[node.op].is_broadcast and self._spreads_whole(node)
+            return node.dtype is DType.S32 and node.array.rank == len(view)
+        return OPS[node.op].is_broadcast and self._spreads_whole(node, view)
 
-    def _spreads_whole(self, node: Node) -> bool:
+    def _spreads_whole(self, node: Node, view: tuple[int, ...]) -> bool:
         given = self.graph[node.operands[0]]
         if given.dtype not in (*MOST_COLUMNS, DType.S32):
             return False
         if given.array.size == 1:
             return given.array.rank < 2
         assert isinstance(node.attrs, BroadcastAttrs)
-        return node.attrs.dimensions == (node.array.rank - 1,) and given.array.size > 1
+        return len(view) == 2 and node.attrs.dimensions == (node.array.rank - 1,)
 
     def is_sum(self, node: Node) -> bool:
         """Is it a sum over all rows?"""

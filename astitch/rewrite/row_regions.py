@@ -32,7 +32,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.row_region import type_of_results
 from astitch.rewrite.draft import Log
-from astitch.rewrite.draft_ops import Region
+from astitch.rewrite.draft_ops import write_addition
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
 from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
 from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
@@ -283,32 +283,16 @@ class _Writer:
     def _replace(self, node: Node, value: str, *, summed: bool) -> None:
         """The node as what the kernel computes; its name stays."""
         if summed:
-            array = self.nodes[value].array
-            zero = self._add(
-                node, "zero", "constant", ArrayType(DType.F32, ()), (), number_zero(DType.F32)
-            )
-            region = Region(DType.F32)
-            add = region.end("add", region.op("add", DType.F32, ("a", "b")))
-            total = ArrayType(DType.F32, array.shape[1:])
-            if node.dtype is DType.F32:
-                self.nodes[node.name] = replace(
-                    node,
-                    op="reduce",
-                    type=total,
-                    operands=(value, zero),
-                    attrs=DimensionsAttrs((0,)),
-                    regions=(add,),
-                )
-                return
-            value = self._add(
-                node, "total", "reduce", total, (value, zero), DimensionsAttrs((0,)), (add,)
-            )
-            self.nodes[node.name] = replace(
-                node, op="convert", operands=(value,), attrs=NoAttrs(), regions=()
-            )
-            return
-        self.nodes[node.name] = replace(
-            node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()
+            value = self._add_parts(node, value)
+        op = "reshape" if self.nodes[value].dtype is node.dtype else "convert"
+        self.nodes[node.name] = replace(node, op=op, operands=(value,), attrs=NoAttrs(), regions=())
+
+    def _add_parts(self, node: Node, parts: str) -> str:
+        f32 = DType.F32
+        zero = self._add(node, "zero", "constant", ArrayType(f32, ()), (), number_zero(f32))
+        total, attrs = ArrayType(f32, self.nodes[parts].shape[1:]), DimensionsAttrs((0,))
+        return self._add(
+            node, "total", "reduce", total, (parts, zero), attrs, (write_addition(f32),)
         )
 
     def _shape(self, origin: Node, name: str, array: ArrayType) -> str:

@@ -437,8 +437,9 @@ class _Tile:
         (x,) = self.values[given.name]
         if node.array.rank == 2:
             return [b.broadcast(x, self._extents(node, (0, 1)))]
+        code, nothing = ("maximum-or-nan", float("-inf")) if x.dtype.is_float else ("add", 0)
         first = b.range(x.shape[1]).row() < 1
-        return [b.reduce("add", b.select(first, x, 0), 1).column()]
+        return [b.reduce(code, b.select(first, x, nothing), 1).column()]
 
     def _repeat(self, node: Node, pieces: Sequence[tuple[int, int]]) -> list[Tile]:
         """A number, a number for each row, or a row for all rows."""

@@ -300,6 +300,8 @@ def _pointer(dtype: DType) -> str:
 
 
 def _constant(element: str, shape: Shape, number: str) -> str:
+    if element == "i1" and not shape:
+        return f"arith.constant {number}"  # MLIR reads no type behind true and false
     value = f"dense<{number}>" if shape else number
     return f"arith.constant {value} : {_tensor(element, shape)}"
 

@@ -216,6 +216,97 @@ def test_matrices_of_as_many_numbers_as_there_are_rows() -> None:
     assert [changed[o].op for o in region.operands].count("parameter") < len(region.operands)
 
 
+def discounted(values: Any, vector: Any) -> Any:
+    return values * vector, jnp.sum(values * vector[None])
+
+
+def powers(values: Any, vector: Any) -> Any:
+    return values * 0.99 ** jnp.arange(256), vector
+
+
+def of_lengths(values: Any, vector: Any) -> Any:
+    lengths = jnp.sum(vector > 0) - jnp.arange(16)
+    return jnp.where(jnp.arange(256) < lengths[:, None], values, 0), vector
+
+
+def of_places(values: Any, vector: Any) -> Any:
+    column, row = (jax.lax.broadcasted_iota(jnp.int32, (16, 256), d) for d in (1, 0))
+    return jnp.where((column < 100) & (row > 3), values, 0) + row + column, vector
+
+
+@pytest.mark.parametrize("fn", [discounted, powers, of_lengths, of_places])
+def test_numbers_of_rows_that_lie_as_a_matrix(fn: Callable[..., Any]) -> None:
+    """A vector or a count along its columns is none along the columns of rows."""
+
+    def whole(ps: Layers, x: Any, vector: Any) -> Any:
+        return fn(network(x, ps, jnp.tanh)[..., 0], vector)
+
+    check(whole, layers(16, 32, 3), normal(16, 256, 16), normal(256))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_products_with_a_vector_add_up_what_is_not_rounded(dtype: Any) -> None:
+    """Pairs of products that are almost each other's negative."""
+
+    def fn(w: Any, v: Any, x: Any) -> Any:
+        h = x @ w
+        return jnp.concatenate([h, -h], -1) @ v, h @ w
+
+    v = np.concatenate([np.full(16, 1.37), np.full(16, 1.38)]).astype(dtype)
+    check(fn, np.eye(16, dtype=dtype), v, 1 + abs(normal(ROWS, 16, dtype=dtype)), apart=1e-2)
+
+
+def test_signs_of_zeros_stay() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        h = -jax.nn.relu(x @ w)
+        return h, h[:, 3:4].reshape(-1), h @ w
+
+    arguments = normal(16, 16), normal(ROWS, 16)
+    graph, changed = rewrite(fn, *arguments)
+    assert len(regions(changed)) == 1
+    for want, found in zip(run_graph(graph, arguments), run_tiles(changed, arguments), strict=True):
+        zeros = (want == 0) & (found == 0)
+        np.testing.assert_array_equal(np.signbit(want[zeros]), np.signbit(found[zeros]))
+
+
+def halves(*shape: int, dtype: Any) -> np.ndarray:
+    """Numbers whose products and sums are exact in every type."""
+    return (RNG.integers(-2, 3, shape) / 2).astype(dtype)
+
+
+def kinked(ps: Layers, x: Any) -> Any:
+    (w, b), (v, c) = ps
+    h = jnp.maximum(x @ w, x @ w[:, ::-1] + b)
+    z = jnp.clip(h @ v, c - 1, c + 1)
+    return z.max(-1) - jnp.minimum(z, x).min(-1) + jnp.abs(z).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_ties(dtype: Any) -> None:
+    def fn(ps: Layers, x: Any) -> Any:
+        return jax.value_and_grad(lambda ps: kinked(ps, x).astype(jnp.float32).sum())(ps)
+
+    ps = [(halves(a, b, dtype=dtype), halves(b, dtype=dtype)) for a, b in ((16, 32), (32, 16))]
+    check(fn, ps, halves(ROWS + 3, 16, dtype=dtype), apart=1e-2)
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    x = normal(ROWS + 3, 17)
+    x[3, 2], x[7, 1], x[9] = np.nan, np.inf, -np.inf
+    ps = layers(17, 20, 5)
+
+    def fn(ps: Layers, x: Any) -> Any:
+        y = network(x, ps, jax.nn.relu)
+        return y, y.max(-1)
+
+    graph, changed = rewrite(fn, ps, x)
+    assert len(regions(changed)) == 1
+    leaves = jax.tree.leaves((ps, x))
+    for want, found in zip(run_graph(graph, leaves), run_tiles(changed, leaves), strict=True):
+        np.testing.assert_array_equal(np.isnan(want), np.isnan(found))
+        np.testing.assert_array_equal(np.isinf(want), np.isinf(found))
+
+
 def test_the_gradient_of_what_goes_in() -> None:
     def fn(ps: Layers, x: Any) -> Any:
         def f(row: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from astitch.graph.ir import DType
 from astitch.tile.attention import AttentionShape, Layout, write_forward
+from astitch.tile.program import Builder, Parameter, TileProgram
 from astitch.tile.rates import find_rates
 from astitch.tile.triton_ir import write_triton_ir
 
@@ -26,3 +27,11 @@ def test_a_forward_kernel_is_written_as_before(update_golden: bool) -> None:
         GOLDEN.write_text(text)
     changed = difflib.unified_diff(GOLDEN.read_text().splitlines(), text.splitlines(), lineterm="")
     assert not list(changed)
+
+
+def test_one_condition_is_written_without_its_type() -> None:
+    builder = Builder()
+    builder.store(0, builder.range(16), builder.elementwise("equal", builder.range(16) < 3, 0))
+    parameters = (Parameter(DType.PRED, 16),)
+    text = write_triton_ir(TileProgram("f", parameters, 0, builder.statements(), (1, 1, 1), 4, 1))
+    assert "arith.constant false\n" in text

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 from astitch.hlo.tile_call import TRITON
+from astitch.rewrite import row_regions
 from tests.ahead_of_time import compile_ahead, hooked, needs_hook
 from tests.hook_evaluation import put, stitch_through_hook
 
@@ -92,3 +93,54 @@ def test_it_is_left_out_where_attention_is() -> None:
     arguments = put((draw_layers(), normal(ROWS, FEATURES)))
     with hooked(attention=False):
         assert TRITON not in compile_ahead(network, *arguments).as_text()
+
+
+def pick(values: Any, numbers: Any) -> Any:
+    return jnp.where(numbers[:, None] == jnp.arange(FEATURES), values, -1)
+
+
+def of_conditions(h: Any) -> Any:
+    inside = ((h > 0) & (h < 1)) | ~((h >= -1) ^ (h != 2)) | (h <= -3)
+    return jnp.where(inside & (h[:, 3:4] > 0).reshape(-1)[:, None], h, 0)
+
+
+OPS: dict[str, Callable[[Any], Any]] = {
+    "functions": lambda h: jnp.log1p(abs(h)) + jnp.expm1(h) + jax.scipy.special.erf(h),
+    "roots": lambda h: jnp.sqrt(abs(h)) / lax.rsqrt(1 + h * h) + jnp.log(1 + abs(h)),
+    "steps": lambda h: jnp.floor(h) - jnp.ceil(2 * h),
+    "clamp": lambda h: lax.clamp(jnp.full_like(h, -1), h, 0.5 + jnp.full_like(h, 1)),
+    "conditions": of_conditions,
+    "equal": lambda h: jnp.where(h == h.max(-1, keepdims=True), h, h.min(-1, keepdims=True)),
+    "numbers": lambda h: pick(h, lax.iota(jnp.int32, ROWS) * 2 - 3),
+    "columns": lambda h: jnp.concatenate([h[:, 3:20], 2 * h[:, :40], h[:, 57:]], -1),
+    "views": lambda h: h * jnp.tanh(h[:, 3:4].reshape(-1))[:, None],
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", OPS)
+def test_xla_compiles_the_ops(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_regions, "GAIN", np.inf)
+
+    def fn(ps: Layers, x: Any) -> Any:
+        (w, b), (v, c) = ps
+        return OPS[name](x @ w + b) @ v + c
+
+    arguments = put((draw_layers(dtype, 2), normal(ROWS, FEATURES, dtype=dtype)))
+    with hooked():
+        assert TRITON in compile_ahead(fn, *arguments).as_text()
+
+
+def test_xla_compiles_conditions_and_integers_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_regions, "GAIN", np.inf)
+
+    def fn(ps: Layers, x: Any, shown: Any, mask: Any, numbers: Any) -> Any:
+        y = network(ps, x)
+        kept = jnp.where(shown[:, None], y, 0) + numbers.astype(y.dtype)
+        return kept, ~mask & (y > 0), jnp.where(y > 0, numbers, 2 * numbers), (y > 1).any(-1)
+
+    shape, rows = (ROWS, FEATURES), np.zeros(ROWS, bool)
+    more = rows, np.zeros(shape, bool), np.zeros(shape, np.int32)
+    arguments = put((draw_layers(), normal(*shape), *more))
+    with hooked():
+        assert TRITON in compile_ahead(fn, *arguments).as_text()
