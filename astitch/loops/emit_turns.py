@@ -106,7 +106,7 @@ class _Emitter:
         self.turns, self.kernel, self.graph = plan.turns, plan.kernel, plan.graph
         self.loop = plan.loop
         self.scratch_bytes = self.kernel.scratch_bytes
-        self.states = {p: n for n, p in enumerate(self.graph.parameters)}
+        self.states = {p: n for n, p in enumerate(self.graph.parameters[: len(self.loop.types)])}
         self.made = dict(zip(self.turns.carried, self.graph.outputs, strict=False))
         first = len(self.turns.carried)
         self.slices = dict(zip(self.turns.stacks, self.graph.outputs[first:], strict=False))
@@ -509,6 +509,8 @@ class _Emitter:
             return f"({self.own_operand(other) if fixed else f'now_{other}'})[i]"
         if source in self.turns.slices:
             return f"({self.read_slice(source)})[i]"
+        if level := next((n for n in self.turns.levels if n.first_row == source), None):
+            return f"({kind})({self.find_place(level)} * {level.rows})"
         value = find_repeated(self.graph, source)
         assert value is not None
         return f"store_as<{kind}>({render_number(value)})"

@@ -199,6 +199,16 @@ def until(rows: Any, turns: Any) -> Any:
     return lax.fori_loop(0, turns, turn, rows[0])
 
 
+def hand_slice(rows: Any) -> Any:
+    """A slice becomes a part of the state as it is."""
+
+    def turn(i: Any, state: Any) -> Any:
+        last, total = state
+        return rows[i], jnp.tanh(total + last) - last.mean()
+
+    return lax.fori_loop(0, 6, turn, (rows[0] * 2, rows[1]))
+
+
 def stack_old(x: Any) -> Any:
     """Stacks of what the turn began with, of one value twice, and of a number."""
 
@@ -249,6 +259,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "never": (never, (normal(3, 12),)),
     "read_table": (read_table, (np.arange(100, dtype=np.int32),)),
     "until": (until, (normal(3, 5, 40), np.int32(8))),
+    "hand_slice": (hand_slice, (normal(3, 6, 21),)),
     "stack_old": (stack_old, (normal(3, 33),)),
     "branch": (branch, (normal(3, 12, scale=0.1),)),
     "half": (half, (normal(3, 8, 32).astype(jnp.bfloat16), normal(4, 32, 32).astype(jnp.bfloat16))),
