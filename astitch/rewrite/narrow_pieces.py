@@ -32,8 +32,8 @@ NARROW = 16
 LEAST_GAIN = 2
 """A function is moved where that leaves less than half of the evaluations."""
 
-Function = tuple[str, Attrs, DType]
-"""An op of one operand, with its attributes and the operand's type."""
+Function = tuple[str, Attrs]
+"""An op of one operand, of its result's type, and the attributes."""
 
 
 def join_narrow_pieces(graph: Graph, log: Log | None = None) -> Graph:
@@ -81,7 +81,7 @@ def _find_function(graph: Graph, name: str) -> Function | None:
     row = OPS[node.op]
     if row.kind is not Kind.ELEMENTWISE or row.cost is not Cost.HEAVY or len(node.operands) != 1:
         return None
-    return node.op, node.attrs, graph[node.operands[0]].dtype
+    return node.op, node.attrs
 
 
 class _Place:
@@ -103,18 +103,17 @@ class _Place:
         """The functions of what is put side by side, each where its pieces are."""
         graph = self.graph
         functions = [_find_function(graph, name) for name in names]
-        known = [f for f in functions if f is not None and f[2] is node.dtype]
         inner = []
         for name, function in zip(names, functions, strict=True):
-            if function in known:
+            if function is None:
+                inner.append(self.values[name])
+            else:
                 operand = self.values[_look_through(graph, name).operands[0]]
                 inner.append(self.ops.reshape(operand, graph[name].shape))
-            else:
-                inner.append(self.values[name])
         whole = self._join(node.dtype, inner)
         shape, result = self.ops.draft[whole].shape, whole
-        for function in dict.fromkeys(known):
-            op, attrs, _ = function
+        for function in dict.fromkeys(f for f in functions if f is not None):
+            op, attrs = function
             places = [
                 np.full(graph[name].shape[-1], function == f)
                 for name, f in zip(names, functions, strict=True)

@@ -187,8 +187,8 @@ class RowOps:
         if table.rank != 2 or table.dtype not in MOST_COLUMNS or numbers.dtype is not DType.S32:
             return False
         one_each = numbers.size == self.rows and a.start_index_map == (0,)
-        last = node.array.rank - 1
-        return one_each and a.slice_sizes == (1, table.shape[1]) and a.offset_dims[-1] == last
+        rows = a.slice_sizes == (1, table.shape[1]) and table.size <= MOST_ELEMENTS
+        return one_each and rows and a.offset_dims[-1:] == (node.array.rank - 1,)
 
     def is_concatenation(self, name: str) -> bool:
         return isinstance(self.graph[name].attrs, DimensionAttrs)

@@ -128,7 +128,7 @@ def _group(graph: Graph, taken: set[str], sums: set[str]) -> list[list[str]]:
     levels: dict[str, int] = {}
     for node in graph:
         before = (
-            levels[o] + (((o in taken) != (node.name in taken) and o in taken) or o in sums)
+            levels[o] + (o in sums or (o in taken and node.name not in taken))
             for o in node.operands
         )
         levels[node.name] = max(before, default=0)

@@ -134,25 +134,19 @@ def _size_of_sum(body: Graph, node: Node) -> int:
 
 def _count_flops(body: Graph, node: Node, rows: int) -> float:
     x, y = (body[o] for o in node.operands)
-    if node.shape[:1] == (rows,):
-        return 2.0 * rows * _count_columns(x) * _count_columns(node)
-    return 2.0 * rows * _count_columns(x) * _count_columns(y)
+    other = node if node.shape[:1] == (rows,) else y
+    return 2.0 * rows * _count_columns(x) * _count_columns(other)
 
 
 def _find_peak(body: Graph, rows: int) -> int:
     """Bytes of the values of a row that are alive at once, at most."""
-    last: dict[str, int] = {}
-    order = list(body)
-    for number, node in enumerate(order):
-        for o in node.operands:
-            last[o] = number
-    alive: dict[str, int] = {}
-    peak = 0
-    first: dict[str, int] = {}
-    for number, node in enumerate(order):
+    first, last = dict[str, int](), dict[str, int]()
+    for number, node in enumerate(body):
         for o in node.operands:
             first.setdefault(o, number)
-    for number, node in enumerate(order):
+            last[o] = number
+    alive, peak = dict[str, int](), 0
+    for number, node in enumerate(body):
         for o in node.operands:
             if first[o] == number and body[o].is_parameter:
                 alive.update(_sizes(body[o], rows))

@@ -137,7 +137,7 @@ _OTHERS = frozenset(
     | {"copy"}
 )
 _INTEGER_OPS = frozenset({"add", "subtract", "multiply", "compare", "select", "convert", "copy"})
-_PREDICATE_OPS = frozenset({"and", "or", "xor", "not", "select", "convert", "copy"})
+_PREDICATE_OPS = frozenset({"and", "or", "xor", "not", "select", "copy"})
 
 
 def why_no_tile(node: Node, operands: Sequence[ArrayType]) -> str | None:
@@ -203,19 +203,13 @@ class _Elementwise:
                 return b.elementwise("minimum-or-nan", least, high)
             case "not":
                 return b.elementwise("equal", x, 0)
+            case "convert" if x.dtype is DType.PRED:
+                return b.select(x, b.full(x.shape, 1), 0)
             case "convert":
-                return self._convert(x, DType.F32 if node.dtype.is_float else node.dtype)
+                return b.convert(x, DType.F32)
             case "copy":
                 return x
         raise IllegalProduct(f"no tile program has {node}")
-
-    def _convert(self, x: Tile, dtype: DType) -> Tile:
-        if x.dtype is dtype:
-            return x
-        if x.dtype is DType.PRED:
-            b = self.b
-            return b.select(x, b.full(x.shape, 1, dtype), 0)
-        return self.b.convert(x, dtype)
 
 
 # ---- the program

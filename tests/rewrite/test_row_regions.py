@@ -399,3 +399,10 @@ def test_rows_are_looked_up(dtype: Any) -> None:
     assert not any(node.op == "gather" for node in changed)
     words = RNG.integers(-3, 60, (ROWS // 16, 16)).astype(np.int32)
     check(of_words, layers(20, 32, 4, dtype=dtype), normal(50, 20, dtype=dtype), words, apart=3e-2)
+
+
+def test_offsets_in_what_is_looked_up_are_32_bits_wide() -> None:
+    table = jax.ShapeDtypeStruct((1 << 27, 20), np.float32)
+    words = np.zeros(ROWS, np.int32)
+    _, changed = rewrite(of_words, layers(20, 32, 4), table, words)
+    assert len(regions(changed)) == 1 and any(node.op == "gather" for node in changed)
