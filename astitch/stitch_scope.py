@@ -132,6 +132,80 @@ def count_stage(
     return max((stage[o] + (products.get(o, o) != product) for o in node.operands), default=1)
 
 
+def _is_near(
+    graph: Graph, name: str, read: Collection[str], in_memory: Callable[[str], bool]
+) -> bool:
+    """Is a value a few element-wise ops on parameters, and on what is in memory and read anyway?
+
+    Then it is computed again, and not stored (see rewrite/recompute.py).
+    """
+    pending, seen = [name], {name}
+    while pending and len(seen) <= MOST_NEAR:
+        node = graph[pending.pop()]
+        if OPS[node.op].kind not in (Kind.ELEMENTWISE, Kind.BROADCAST):
+            return False
+        for operand in node.operands:
+            is_there = graph[operand].is_parameter or (operand in read and in_memory(operand))
+            if operand not in seen and not is_there and not is_embedded(graph, operand):
+                seen.add(operand)
+                pending.append(operand)
+    return not pending
+
+
+MOST_NEAR = 32
+"""Ops that lead to such a value."""
+
+LEAST_MOVED_BACK = 1 << 20
+"""Bytes of a value that is moved back: smaller ones share the kernels of their likes, however late."""
+
+
+def _is_large(node: Node) -> bool:
+    return isinstance(node.type, ArrayType) and node.array.bytes >= LEAST_MOVED_BACK
+
+
+def _move_back(
+    graph: Graph,
+    stage: dict[str, int],
+    earliest: Mapping[str, int],
+    outside: Collection[str],
+    in_memory: Callable[[str], bool],
+) -> None:
+    """Moves results, and ops that libraries read, back to operands that stayed behind: both would be stored, and one
+    needs to be."""
+    outputs = set(graph.outputs)
+    for node in graph:
+        here = stage[node.name]
+        if here == earliest[node.name] or not _is_large(node):
+            continue
+        if node.name not in outputs and not any(u in outside for u in graph.users[node.name]):
+            continue
+        moved, pending, kept = {node.name}, [node.name], set[str]()
+        while pending:
+            for operand in graph[pending.pop()].operands:
+                if is_embedded(graph, operand) or operand in moved:
+                    continue
+                came_along = stage[operand] == here != earliest[operand]
+                if came_along and moved.issuperset(graph.users[operand]):
+                    moved.add(operand)
+                    pending.append(operand)
+                else:
+                    kept.add(operand)
+        kept -= moved
+        first = max([earliest[node.name], *(stage[o] for o in kept)])
+        alone = (
+            o
+            for o in kept
+            if not in_memory(o)
+            and moved.issuperset(graph.users[o])
+            and not _is_near(graph, o, kept, in_memory)
+        )
+        if first < here and sum(array_of(graph[o]).bytes for o in alone) >= array_of(node).bytes:
+            stage.update(dict.fromkeys(moved, first))
+    for node in reversed(list(graph)):  # what each reader computes for itself
+        if is_embedded(graph, node.name):
+            stage[node.name] = min([stage[node.name], *(stage[u] for u in graph.users[node.name])])
+
+
 def _needed_stage(stage: int, is_outside: bool) -> int:
     """The last stage in which a value read by an op of `stage` can be computed."""
     return stage - 1 if is_outside else stage
@@ -204,6 +278,7 @@ def _choose_stages(
         saved = 0 if name in outputs and users else array_of(node).bytes
         if extra <= saved:
             stage[name] = latest
+    _move_back(graph, stage, earliest, outside, in_memory)
     # A tuple-valued reduce and its projections stay together.
     for node in graph:
         if OPS[node.op].kind is Kind.PROJECTION and node.operands[0] not in outside:

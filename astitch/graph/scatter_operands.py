@@ -47,7 +47,8 @@ def choose_scatter_operands(graph: Graph, left: Collection[str]) -> Mapping[str,
     ]
     if not scatters:
         return {}
-    cones = {scatter.name: _Cone(graph, scatter, left) for scatter in scatters}
+    names = {scatter.name for scatter in scatters}
+    cones = {scatter.name: _Cone(graph, scatter, names, left) for scatter in scatters}
     shared = Counter(name for cone in cones.values() for name in cone.times)
     stored: set[str] = set()  # for scatters looked at before
     chosen: dict[str, set[str]] = {}
@@ -72,12 +73,15 @@ def is_stitched(graph: Graph, node: Node, left: Collection[str]) -> bool:
 class _Cone:
     """The ops that could be computed as a scatter's updates are added.
 
+    scatters: all that choose what they are given.
     alone: those that nothing but the scatter needs.  times: of each op how often it is computed for an update; also of
     what they read.
     """
 
-    def __init__(self, graph: Graph, scatter: Node, left: Collection[str]) -> None:
-        self.graph, self.scatter, self.left = graph, scatter, left
+    def __init__(
+        self, graph: Graph, scatter: Node, scatters: Collection[str], left: Collection[str]
+    ) -> None:
+        self.graph, self.scatter, self.scatters, self.left = graph, scatter, scatters, left
         self.targets, self.given = split_operands(scatter)
         self.updates = max(graph[name].array.size for name in self.given[1:])
         self.update_bytes = sum(graph[name].array.bytes for name in self.given[1:])
@@ -164,12 +168,12 @@ class _Cone:
         return self.is_by_update(node) or 1 < _row_length(self.graph, node) <= SHORT_ROW
 
     def is_kept(self, name: str) -> bool:
-        """Is it read by others than kernels, and so in memory in any case?"""
+        """Is it read by others than kernels and scatters, and so in memory in any case?"""
         return any(
             not OPS[self.graph[r].op].is_view
             and not is_stitched(self.graph, self.graph[r], self.left)
             for r in self.graph.users[name]
-            if r != self.scatter.name
+            if r not in self.scatters
         )
 
     def choose(self, shared: Mapping[str, int], stored: Collection[str]) -> set[str]:

@@ -13,6 +13,13 @@ from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import find_own_names, list_statements
 
+LEAST_BYTES_AGAIN = 16 << 20
+"""The least size of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers
+that may be one leave the compiler less freedom."""
+
+LEAST_BYTES_OVER = 1 << 20
+"""The same in a program that would take more memory than it may."""
+
 
 @dataclass(frozen=True, slots=True)
 class InPlace:

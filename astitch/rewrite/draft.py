@@ -53,12 +53,17 @@ class Draft:
         self.nodes: dict[str, Node] = {}
         self._log = log
         self._taken = set(source.nodes)
+        self._users = source.users
         self._known: dict[tuple[object, ...], str] = {}
         self._edges: dict[str, list[int]] = {}
         self.ranges: dict[str, Range] = {}
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
+
+    def is_read_once(self, name: str) -> bool:
+        """Does one op of the graph before read a value, and was it there?"""
+        return len(self._users.get(name, ())) == 1
 
     def put(self, node: Node) -> str:
         """Append the simplest form of `node`, whose operands are here; the name of its value."""

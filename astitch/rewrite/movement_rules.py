@@ -25,6 +25,7 @@ from astitch.graph.ir import (
     SliceAttrs,
     TransposeAttrs,
 )
+from astitch.graph.ops import OPS, Kind
 from astitch.rewrite.draft import Draft, ascends, become, read_splat, squeeze
 
 
@@ -165,6 +166,31 @@ def absorb_transpose_into_broadcast(node: Node, draft: Draft) -> Node | str | No
         return None
     d = tuple(p.index(i) for i in inner.attrs.dimensions)
     return become(node, "broadcast", inner.operands, BroadcastAttrs(d))
+
+
+def sink_transpose_below_outer(node: Node, draft: Draft) -> Node | str | None:
+    """transpose(f(broadcast(x, d), broadcast(y, e)), p) -> f(broadcast(x, p⁻¹∘d), broadcast(y, p⁻¹∘e))
+
+    Where x and y stay as they lie, and nobody else reads f.  Then no op that moves elements stands between what is
+    computed from x and y and its readers: they compute it.
+    """
+    assert isinstance(node.attrs, TransposeAttrs)
+    inner, p = draft[node.operands[0]], node.attrs.permutation
+    if OPS[inner.op].kind is not Kind.ELEMENTWISE or not draft.is_read_once(inner.name):
+        return None
+    turned: list[tuple[Node, tuple[int, ...]]] = []
+    for operand in inner.operands:
+        spread = draft[operand]
+        if not isinstance(spread.attrs, BroadcastAttrs):
+            return None
+        turned.append((spread, tuple(p.index(i) for i in spread.attrs.dimensions)))
+    if not all(ascends(d) for _, d in turned):
+        return None
+    operands = (
+        draft.add(node, "broadcast", ArrayType(x.dtype, node.shape), x.operands, BroadcastAttrs(d))
+        for x, d in turned
+    )
+    return replace(inner, name=node.name, type=node.type, operands=tuple(operands))
 
 
 def tighten_slice(node: Node, draft: Draft) -> Node | str | None:

@@ -53,6 +53,7 @@ from astitch.rewrite.movement_rules import (
     reshape_constant,
     sink_reshape_below_broadcast,
     sink_slice_below_broadcast,
+    sink_transpose_below_outer,
     slice_one_piece,
     slice_statically,
     sort_broadcast_dimensions,
@@ -186,7 +187,12 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
         reshape_constant,
         sink_reshape_below_broadcast,
     ),
-    "transpose": (merge_transposes, drop_trivial_transpose, absorb_transpose_into_broadcast),
+    "transpose": (
+        merge_transposes,
+        drop_trivial_transpose,
+        absorb_transpose_into_broadcast,
+        sink_transpose_below_outer,
+    ),
     "slice": (
         drop_identity,
         merge_slices,

@@ -15,6 +15,7 @@ import networkx as nx
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph
+from astitch.kernel.in_place import LEAST_BYTES_AGAIN
 from astitch.search.fusion_explorer import make_parts, replace_scope
 from astitch.search.patterns import (
     FusionGraph,
@@ -46,8 +47,8 @@ SHARE, MARGIN = 1.02, 1.05
 """How much more memory a program may take, arguments and all, than XLA alone is estimated to need; and than all pieces
 apart would.  XLA takes 1 to 35 % more than its estimate: it joins fusions, too, and its scheduler looks at more."""
 
-MOST_VISITS = 40_000
-"""Steps that are put in order, all trials together.  It takes a second."""
+MOST_VISITS = 80_000
+"""Steps that are put in order, all trials together.  It takes two seconds."""
 
 
 def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph) -> Scopes:
@@ -94,7 +95,7 @@ class _Search:
             fusion = cut_scope(scopes.graph, scope, gpu)
             if len(fusion) > 1:
                 self.pieces[scope.name] = fusion
-        self.left = MOST_VISITS
+        self.left, self.fitted = MOST_VISITS, 1
 
     def take_apart(self) -> dict[str, list[list[int]]]:
         """Each piece alone."""
@@ -120,8 +121,9 @@ class _Search:
         while rest:
             fits, fails = 1, len(rest) + 1
             count = len(rest)  # all of them, else half as many as are known to be too many
-            if self.left <= 0:
-                return [*done, rest]
+            if self.left <= 0:  # as many as fitted last
+                size = self.fitted
+                return [*done, *(rest[i : i + size] for i in range(0, len(rest), size))]
             while fits < count < fails:
                 joined = [*done, rest[:count], *([v] for v in rest[count:])]
                 if self.order({**groups, name: joined})[1].peak <= limit:
@@ -129,6 +131,7 @@ class _Search:
                 else:
                     fails = count
                 count = (fits + fails) // 2
+            self.fitted = fits
             done.append(rest[:fits])
             rest = rest[fits:]
         return done
@@ -188,19 +191,23 @@ def _make_step(
     """The step of some pieces.  sizes: gets the bytes of what pieces hand on to others."""
     inside = to_bits(group)
     reads: set[str] = set()
+    small: set[str] = set()
     writes: list[str] = []
     for vertex in group:
         for number in fusion.reads[vertex]:
             value = fusion.values[number]
             if value.producer < 0 or not inside >> value.producer & 1:
                 reads.add(value.buffer)
+                if value.bytes < LEAST_BYTES_AGAIN:
+                    small.add(value.buffer)
         for number in fusion.makes[vertex]:
             value = fusion.values[number]
             if value.escapes or value.readers & ~inside:
                 writes.append(value.buffer)
                 if not value.escapes:
                     sizes.setdefault(value.buffer, value.bytes)
-    return MemoryStep(_step_name(scope, *group), frozenset(reads), tuple(writes))
+    name = _step_name(scope, *group)
+    return MemoryStep(name, frozenset(reads), tuple(writes), apart=frozenset(small))
 
 
 def _refuse(parts: Scopes) -> tuple[Refusal, ...]:

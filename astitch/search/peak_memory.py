@@ -7,28 +7,42 @@ scheduler, which runs next what frees the most bytes.  So both sides are ordered
 from __future__ import annotations
 
 import heapq
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from astitch.errors import IllegalProduct
-from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import ArrayType, Graph, Node, TupleType
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import ArrayType, DotAttrs, Graph, Node, SortAttrs, TupleType
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, storage_type, stored_value
+from astitch.kernel.in_place import LEAST_BYTES_AGAIN
 from astitch.stitch_scope import Scope, Scopes
 
 MOST_READ = 64
 """Arrays that one of XLA's fusions reads, about."""
 
 
+MOST_OF_PROLOGUE = 8
+"""Element-wise ops that XLA computes with a product that reads them, about."""
+
+
+MOST_TOTAL = 1 << 60
+"""Bytes behind a step that are told from more."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryStep:
-    """One step.  reads, writes: buffers.  scratch: bytes that it needs for itself while it runs."""
+    """One step.  reads, writes: buffers.  scratch: bytes that it needs for itself while it runs.
+
+    apart: buffers that it reads and no result of its own takes over.
+    """
 
     name: str
     reads: frozenset[str]
     writes: tuple[str, ...]
     scratch: int = 0
+    apart: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,9 +79,17 @@ class MemoryUse:
 # ---- steps -------------------------------------------------------------------------------------------------------
 
 
-def list_steps(scopes: Scopes, scratch: Mapping[str, int] | None = None) -> MemorySteps:
-    """The steps of a program in which each stitch op is a kernel.  scratch: bytes of a scope's kernel, by scope."""
+def list_steps(
+    scopes: Scopes,
+    scratch: Mapping[str, int] | None = None,
+    regions: Mapping[str, int] | None = None,
+) -> MemorySteps:
+    """The steps of a program in which each stitch op is a kernel.
+
+    scratch: bytes of a scope's kernel, by scope.  regions: see measure_regions.
+    """
     graph, scratch = scopes.graph, scratch or {}
+    regions = measure_regions(graph) if regions is None else regions
     of: dict[str, Scope] = {m: scope for scope in scopes.scopes for m in scope.members}
     outside = {refusal.producer for refusal in scopes.outside}
     placed: set[str] = set()
@@ -79,59 +101,146 @@ def list_steps(scopes: Scopes, scratch: Mapping[str, int] | None = None) -> Memo
             items.append(scope)
         elif node.name in outside and OPS[node.op].kind is not Kind.PROJECTION:
             items.append(node)
-    steps = []
+    nodes = [item for item in items if isinstance(item, Node)]
+    stored = _find_stored(graph, nodes, stores_shared=True)
+    stored |= {stored_value(graph, name) for scope in scopes.scopes for name in scope.inputs}
+    fusing = _Fusing(graph, stored, regions)
     for item in items:
         if isinstance(item, Scope):
-            reads = _stored(graph, item.inputs)
-            writes = tuple(dict.fromkeys(storage_name(graph, o) for o in item.outputs))
-            writes = tuple(w for w in writes if w not in reads)
-            steps.append(MemoryStep(item.name, reads, writes, scratch.get(item.name, 0)))
+            fusing.steps.append(_make_kernel_step(graph, item, scratch.get(item.name, 0)))
         else:
-            steps.append(_make_step(graph, item))
-    return _collect(graph, steps)
+            fusing.add(item)
+    return _collect(graph, fusing.steps)
 
 
-def list_plain_steps(graph: Graph, *, stores_shared: bool) -> MemorySteps:
+def _make_kernel_step(graph: Graph, scope: Scope, scratch: int) -> MemoryStep:
+    reads = _stored(graph, scope.inputs)
+    writes = tuple(dict.fromkeys(storage_name(graph, o) for o in scope.outputs))
+    writes = tuple(w for w in writes if w not in reads)
+    small = (b for b in reads if _bytes_of(graph, b) < LEAST_BYTES_AGAIN)
+    return MemoryStep(scope.name, reads, writes, scratch, frozenset(small))
+
+
+def list_plain_steps(
+    graph: Graph,
+    *,
+    stores_shared: bool,
+    stores_factors: bool = True,
+    regions: Mapping[str, int] | None = None,
+) -> MemorySteps:
     """The steps of a program as XLA alone would run them, at the least: each value that a kernel stores is a step, and
     element-wise ops in front of it are fused into it.
 
-    stores_shared: element-wise values that several ops read are stored, too.
+    stores_shared: element-wise values that several ops read are stored, too.  stores_factors: see _find_stored.
+    regions: see measure_regions.
     """
-    stored = {stored_value(graph, o) for o in graph.outputs}
-    for node in graph:
-        kind = OPS[node.op].kind
-        if kind not in _FUSED:
-            stored.add(node.name)
-            if kind is not Kind.REDUCE:
-                stored.update(stored_value(graph, o) for o in node.operands)
-        elif stores_shared and kind is Kind.ELEMENTWISE and len(graph.users[node.name]) > 1:
-            stored.add(node.name)
-    leaves: dict[str, frozenset[str]] = {}  # what a fused value is computed from
-    steps: list[MemoryStep] = []
-    for node in graph:
-        name, kind = node.name, OPS[node.op].kind
-        if kind is Kind.PROJECTION:
-            continue
-        behind: set[str] = set()
-        for operand in node.operands:
-            base = storage_name(graph, operand)
-            behind |= leaves.get(base, frozenset({base}))
-        if is_embedded(graph, name):
-            leaves[name] = frozenset(behind)
-        elif kind is Kind.SOURCE:
-            leaves[name] = frozenset({name} if node.is_parameter else ())
-        elif (name in stored or len(behind) > MOST_READ) and not OPS[node.op].is_view:
-            steps.append(MemoryStep(name, frozenset(behind), _written(graph, node)))
-        else:
-            leaves[name] = frozenset(behind)
-    return _collect(graph, steps)
+    regions = measure_regions(graph) if regions is None else regions
+    nodes = [node for node in graph if OPS[node.op].kind is not Kind.PROJECTION]
+    stored = _find_stored(graph, nodes, stores_shared=stores_shared, stores_factors=stores_factors)
+    fusing = _Fusing(graph, stored, regions)
+    for node in nodes:
+        fusing.add(node)
+    return _collect(graph, fusing.steps)
 
 
 _FUSED = frozenset({Kind.SOURCE, Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.PROJECTION})
 
 
-def _make_step(graph: Graph, node: Node) -> MemoryStep:
-    return MemoryStep(node.name, _stored(graph, node.operands), _written(graph, node))
+def _find_stored(
+    graph: Graph, nodes: Iterable[Node], *, stores_shared: bool, stores_factors: bool = True
+) -> set[str]:
+    """The values among the nodes that XLA stores: results, and what it does not fuse with its readers.
+
+    It computes what it reduces or scatters with the reduction or scatter.
+    stores_factors: does it store what a product computes from one array as it reads that?
+    """
+    stored = {stored_value(graph, o) for o in graph.outputs}
+    for node in nodes:
+        row = OPS[node.op]
+        if row.kind not in _FUSED:
+            stored.add(node.name)
+            if row.writes_into:
+                stored.add(stored_value(graph, node.operands[0]))
+            elif row.kind is not Kind.REDUCE:
+                found = (stored_value(graph, o) for o in node.operands)
+                computes = isinstance(node.attrs, DotAttrs) and not stores_factors
+                stored.update(o for o in found if not computes or not _is_prologue(graph, o))
+        elif stores_shared and row.kind is Kind.ELEMENTWISE and len(graph.users[node.name]) > 1:
+            stored.add(node.name)
+    return stored
+
+
+def _is_prologue(graph: Graph, factor: str) -> bool:
+    """Is a factor a few element-wise ops on one array of its size?  XLA's products compute it where they read that."""
+    size, arrays, waiting = array_of(graph[factor]).size, set[str](), [factor]
+    for _ in range(MOST_OF_PROLOGUE):
+        if not waiting:
+            break
+        node = graph[waiting.pop()]
+        for operand in node.operands if OPS[node.op].kind is Kind.ELEMENTWISE else ():
+            kind = OPS[graph[operand].op].kind
+            if kind is Kind.ELEMENTWISE:
+                waiting.append(operand)
+            elif kind is not Kind.BROADCAST and array_of(graph[operand]).size == size:
+                arrays.add(stored_value(graph, operand))
+    return not waiting and len(arrays) <= 1 and OPS[graph[factor].op].kind is Kind.ELEMENTWISE
+
+
+class _Fusing:
+    """Steps of XLA's, of which each computes what it reads and is not stored."""
+
+    def __init__(self, graph: Graph, stored: Collection[str], regions: Mapping[str, int]) -> None:
+        self.graph, self.stored, self.regions = graph, stored, regions
+        self.leaves: dict[str, frozenset[str]] = {}  # what a fused value is computed from
+        self.steps: list[MemoryStep] = []
+
+    def add(self, node: Node) -> None:
+        name, row = node.name, OPS[node.op]
+        behind: set[str] = set()
+        for operand in node.operands:
+            base = storage_name(self.graph, operand)
+            behind |= self.leaves.get(base, frozenset({base}))
+        if is_embedded(self.graph, name):
+            self.leaves[name] = frozenset()
+        elif row.kind is Kind.SOURCE:
+            self.leaves[name] = frozenset({name} if node.is_parameter else ())
+        elif (name in self.stored or len(behind) > MOST_READ) and not row.is_view:
+            self.steps.append(self.make_step(node, frozenset(behind)))
+        else:
+            self.leaves[name] = frozenset(behind)
+
+    def make_step(self, node: Node, reads: frozenset[str]) -> MemoryStep:
+        row = OPS[node.op]
+        in_place = row.kind in _IN_PLACE or row.writes_into or isinstance(node.attrs, SortAttrs)
+        apart = frozenset() if in_place else reads
+        written, scratch = _written(self.graph, node), self.regions.get(node.name, 0)
+        return MemoryStep(node.name, reads, written, scratch, apart)
+
+
+_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.CONTROL, Kind.BARRIER})
+"""What XLA may compute in the memory of an operand."""
+
+
+def measure_regions(graph: Graph) -> dict[str, int]:
+    """Bytes of temporary memory in the bodies of loops and the branches of conditionals, by op: at the least."""
+    return {
+        node.name: max(_estimate_region_peak(region) for region in node.regions)
+        for node in graph
+        if OPS[node.op].kind is Kind.CONTROL and node.regions
+    }
+
+
+def _estimate_region_peak(region: Graph) -> int:
+    """Bytes beside what a region gets and gives."""
+    given = {storage_name(region, output) for output in region.outputs}
+    regions = measure_regions(region)
+
+    def measure_way(shared: bool) -> int:
+        steps = list_plain_steps(region, stores_shared=shared, regions=regions)
+        sizes = {b: 0 if b in given else size for b, size in steps.sizes.items()}
+        return schedule(replace(steps, sizes=sizes)).peak
+
+    return min(measure_way(shared) for shared in (False, True))
 
 
 def _stored(graph: Graph, names: Iterable[str]) -> frozenset[str]:
@@ -191,10 +300,12 @@ def _bytes_of(graph: Graph, buffer: str) -> int:
 
 
 def schedule(program: MemorySteps) -> MemoryUse:
-    """The better of two orders: as the steps are listed, and by what frees the most bytes next."""
+    """The best of three orders: as the steps are listed, by what frees the most bytes next, and each step behind all
+    that it alone waits for."""
     listed = measure(program, range(len(program.steps)))
     greedy = measure(program, tuple(_order_greedily(program)))
-    return min(listed, greedy, key=lambda use: use.peak)
+    deep = measure(program, tuple(_order_by_depth(program)))
+    return min(listed, greedy, deep, key=lambda use: use.peak)
 
 
 def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:
@@ -209,10 +320,14 @@ def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:
     for number in order:
         step = program.steps[number]
         dying: list[int] = []
+        freed = 0
         for buffer in step.reads:
             readers[buffer] -= 1
             if not readers[buffer] and buffer in held:
-                dying.append(program.sizes[buffer])
+                if buffer in step.apart:
+                    freed += program.sizes[buffer]
+                else:
+                    dying.append(program.sizes[buffer])
                 held.remove(buffer)
         more, shared = 0, 0
         for buffer in step.writes:
@@ -230,7 +345,7 @@ def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:
             more += size
             if buffer not in program.results:
                 held.add(buffer)
-        freed = sum(dying) + shared
+        freed += sum(dying) + shared
         profile.append(alive + more - shared + step.scratch)
         alive += more - freed
     return MemoryUse(tuple(order), tuple(profile))
@@ -280,10 +395,51 @@ def _order_greedily(program: MemorySteps) -> Iterator[int]:
                 heapq.heappush(ready, (taken[reader] - freed[reader], reader))
 
 
+def _order_by_depth(program: MemorySteps) -> Iterator[int]:
+    """From the last steps back: first what each waits for, of this what has the most bytes behind it, then the step."""
+    steps, sizes = program.steps, program.sizes
+    writer = {w: number for number, step in enumerate(steps) for w in step.writes}
+    behind = [sorted({writer[b] for b in step.reads if b in writer}) for step in steps]
+    total: list[int] = []  # steps are listed behind what they wait for
+    for number, step in enumerate(steps):
+        size = sum(sizes[w] for w in step.writes) + sum(total[n] for n in behind[number])
+        total.append(min(size, MOST_TOTAL))  # what several steps wait for counts several times
+    waited = {number for numbers in behind for number in numbers}
+    stack = [(n, False) for n in reversed(range(len(steps))) if n not in waited]
+    done = [False] * len(steps)
+    while stack:
+        number, is_ready = stack.pop()
+        if done[number]:
+            continue
+        if is_ready:
+            done[number] = True
+            yield number
+            continue
+        stack.append((number, True))
+        ranked = sorted(behind[number], key=lambda n: (total[n], -n))
+        stack += [(n, False) for n in ranked if not done[n]]
+
+
 def estimate_plain_peak(graph: Graph) -> int:
-    """Bytes of temporary memory that XLA alone needs, at the least."""
-    ways = (list_plain_steps(graph, stores_shared=shared) for shared in (False, True))
-    return min(schedule(way).peak for way in ways)
+    """Bytes of temporary memory that XLA alone needs, at the least.  Several passes ask."""
+    known = _KNOWN_PEAKS.get(id(graph))
+    if known and known[0]() is graph:
+        return known[1]
+    regions = measure_regions(graph)
+    ways = (
+        list_plain_steps(graph, stores_shared=shared, stores_factors=factors, regions=regions)
+        for shared in (False, True)
+        for factors in (False, True)
+    )
+    peak = min(schedule(way).peak for way in ways)
+    if len(_KNOWN_PEAKS) >= MOST_KNOWN:
+        _KNOWN_PEAKS.clear()
+    _KNOWN_PEAKS[id(graph)] = weakref.ref(graph), peak
+    return peak
+
+
+_KNOWN_PEAKS: dict[int, tuple[weakref.ref[Graph], int]] = {}
+MOST_KNOWN = 64
 
 
 def find_alive(program: MemorySteps, use: MemoryUse) -> Collection[str]:

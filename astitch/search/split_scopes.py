@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 from astitch.cost.projected_latency import Projection
 from astitch.cost.speed_of_light import Work, measure_work
@@ -19,6 +19,7 @@ from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
+from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.fold import count_folded
 from astitch.scope.structure import Structure, structure_of
@@ -27,12 +28,14 @@ from astitch.search.fusion_explorer import (
     Cover,
     choose_cover,
     choose_xla_cover,
+    cover_as_xla,
     divide_scope,
     estimate_penalty,
+    make_parts,
     replace_scope,
 )
 from astitch.search.patterns import estimate_statements, make_fusion_graph
-from astitch.search.peak_memory import MemoryUse, list_steps, schedule
+from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
 from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
 from astitch.search.xla_fusions import Proposal, propose_fusions
 from astitch.stitch_scope import Scope, Scopes
@@ -84,8 +87,9 @@ MEMORY_WORTH, MEETING_WORTH = 1.1, 1.0
 """What a split may take, as a share of the whole's time, where the whole's scratch takes the program's memory above its
 limit.  The latter of kernels that meet often: of 14 barriers one took 101 us on an H100 where 141 are projected."""
 
-MUCH_MEMORY = 16 << 20
-"""Bytes above the limit from which a split may take as long as XLA's fusions."""
+MUCH_MEMORY, MUCH_SHARE = 16 << 20, 0.1
+"""Bytes above the limit from which a split may take as long as XLA's fusions.  A share of the limit, arguments counted,
+is enough where the kernel does not meet often."""
 
 LEAST_SAVED = 2 << 20
 """Bytes of scratch that are worth such a split."""
@@ -225,7 +229,8 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
 class _Best:
     """The best split that was found for a structure.  limit: statements of a part.  cover, parts: of `scope`, as they
     are in `graph`.  parts_us: of all of them; as drafted where that was reason enough to keep the scope.
-    reason, whole_us: why it was looked for, and the time of one kernel.  bound_us: what a split must stay below."""
+    reason, whole_us: why it was looked for, and the time of one kernel.  bound_us: what a split must stay below.
+    scratch: bytes of one kernel."""
 
     limit: int
     cover: Cover
@@ -236,6 +241,7 @@ class _Best:
     reason: Reason
     whole_us: float
     bound_us: float = math.inf
+    scratch: int = 0
 
     @property
     def is_worth(self) -> bool:
@@ -259,8 +265,10 @@ class _Splitter:
         whole: Callable[[Scope], bool],
         divided: Callable[[Scope], bool],
         gain_us: float,
+        most_bytes: float,
     ) -> None:
         self.stays_whole, self.is_divided, self.gain_us = whole, divided, gain_us
+        self.most_bytes = most_bytes
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
         self.finalize, self.pool, self.faults = finalize, pool, faults
@@ -493,8 +501,10 @@ class _Splitter:
         best = self.best.get(structure)
         if best is None or not best.is_worth:
             return False
-        self.take(scope, best.reason, best.whole_us, self.divide(graph, scope, best), rounds)
-        return True
+        parts = self.divide_within_memory(scope, best)
+        if parts is not None:
+            self.take(scope, best.reason, best.whole_us, parts, rounds)
+        return parts is not None
 
     def divide(self, graph: Graph, scope: Scope, best: _Best) -> Scopes:
         """The parts of a scope of the structure for which `best` was found, in a graph in which others may be divided
@@ -513,8 +523,11 @@ class _Splitter:
         graph = self.scopes.graph
         best = self.find_best(graph, scope, structure_of(graph, scope), reason, whole_us, whole)
         asked = reason.symptom is Symptom.ASKED and best.parts_us < math.inf
-        if best.is_worth or asked:
-            self.take(scope, reason, whole_us, self.divide(graph, scope, best), rounds)
+        parts = self.divide(graph, scope, best) if asked else None
+        if best.is_worth and not asked:
+            parts = self.divide_within_memory(scope, best)
+        if parts is not None:
+            self.take(scope, reason, whole_us, parts, rounds)
             return True
         if reason.symptom is not Symptom.XLA or best.parts_us < whole_us:
             self.splits.append(Split(scope.name, reason, whole_us, (), best.parts_us))
@@ -555,7 +568,10 @@ class _Splitter:
         )
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = self.rate_draft(parts, most_us)
-        best = _Best(limit, cover, graph, scope, parts, parts_us, reason, whole_us, bound_us)
+        scratch = whole.kernel.scratch_bytes if whole else 0
+        best = _Best(
+            limit, cover, graph, scope, parts, parts_us, reason, whole_us, bound_us, scratch
+        )
         if whole and bound_us <= best.parts_us:
             self.begin_to_finalize(whole)  # it will hardly be split
         hopeless = bound_us <= best.parts_us * DRAFT_SHARE
@@ -566,56 +582,56 @@ class _Splitter:
         self.best[structure] = best
         return best
 
-    def save_memory(self, most_bytes: float) -> None:
-        """Splits kernels whose scratch takes the program's peak above so many bytes, where parts take about as long."""
+    def save_memory(self) -> None:
+        """Splits kernels whose scratch takes the program's peak above its limit, where parts take about as long."""
         kept = {plan.scope.name for plan in self.plans if self.stays_whole(plan.scope)}
         tried = set(kept)
         while len(tried) < MOST_SAVED + len(kept):
-            use, plan = self.find_heaviest(most_bytes, tried)
+            use, plan = self.find_heaviest(tried)
             if plan is None:
                 return
             tried.add(plan.scope.name)
             self.faults.attempt(
-                partial(self.save_scratch, plan, use.peak, most_bytes),
+                partial(self.save_scratch, plan, use.peak),
                 lambda: None,
                 stage="split",
                 subject=str(plan.scope),
                 cost="it stays one kernel, and keeps its scratch",
             )
 
-    def find_heaviest(
-        self, most_bytes: float, tried: Collection[str]
-    ) -> tuple[MemoryUse, Plan | None]:
+    def find_heaviest(self, tried: Collection[str]) -> tuple[MemoryUse, Plan | None]:
         """The program's use of memory, and the plan of the most scratch that is used while too much is alive."""
-        program = list_steps(
-            self.scopes, {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
-        )
+        program = list_steps(self.scopes, self.list_scratch(), self.regions)
         use = schedule(program)
         plans = {plan.scope.name: plan for plan in self.plans}
         full = [
             program.steps[n]
             for n, alive in zip(use.order, use.alive, strict=True)
-            if alive > most_bytes
+            if alive > self.most_bytes
         ]
-        heavy = [s for s in full if s.scratch >= LEAST_SAVED and s.name not in tried]
+        heavy = [
+            s for s in full if s.scratch >= LEAST_SAVED and s.name in plans and s.name not in tried
+        ]
         if not heavy:
             return use, None
         return use, plans[max(heavy, key=lambda step: step.scratch).name]
 
-    def save_scratch(self, whole: Plan, peak: int, most_bytes: float) -> None:
+    def save_scratch(self, whole: Plan, peak: int) -> None:
         """Replaces a plan by those of XLA's fusions, if they fit and take about as long.
 
         Fusions are joined again as long as that is faster, and they fit.
         """
-        graph, scope = self.scopes.graph, whole.scope
-        fits = max(most_bytes, peak - whole.kernel.scratch_bytes / 2)
+        graph, scope, most_bytes = self.scopes.graph, whole.scope, self.most_bytes
+        fits = max(most_bytes, peak - whole.kernel.scratch_bytes / 4)
         proposal = self.find_proposal(graph, scope, structure_of(graph, scope))
         if proposal is None:
             return
         whole_us = self.judge(whole).time_us
         meets = whole.kernel.global_barriers >= MANY_BARRIERS
         bound_us = whole_us * (MEETING_WORTH if meets else MEMORY_WORTH)
-        if peak - most_bytes >= MUCH_MEMORY:
+        given = sum(graph[name].array.bytes for name in graph.parameters)
+        share = math.inf if meets else MUCH_SHARE * (given + most_bytes)
+        if peak - most_bytes >= min(MUCH_MEMORY, share):
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
@@ -638,16 +654,63 @@ class _Splitter:
         self.take(scope, reason, whole_us, parts, 1)  # parts stay whole
         self.plans.remove(whole)
 
+    @cached_property
+    def regions(self) -> Mapping[str, int]:
+        """See measure_regions; parts of stitch ops add none."""
+        return measure_regions(self.scopes.graph)
+
+    def list_scratch(self) -> dict[str, int]:
+        return {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
+
     def find_peak(self, scope: Scope, parts: Scopes) -> int:
         """The most bytes alive with these parts in the place of a scope, as they are drafted."""
-        scratch = {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
+        scratch = self.list_scratch()
         for part in parts.scopes:
             try:
                 plan = self.draft(parts.graph, part)
             except IllegalProduct:
                 continue  # it is found to have no plan when it is rated
             scratch[part.name] = plan.kernel.scratch_bytes if plan else 0
-        return schedule(list_steps(replace_scope(self.scopes, scope.name, parts), scratch)).peak
+        divided = replace_scope(self.scopes, scope.name, parts)
+        return schedule(list_steps(divided, scratch, self.regions)).peak
+
+    def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
+        """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
+        split that fits is worth it."""
+        graph = self.scopes.graph
+        parts = self.divide(graph, scope, best)
+        if math.isinf(self.most_bytes):
+            return parts
+        scratch = {**self.list_scratch(), scope.name: best.scratch}
+        whole = schedule(list_steps(self.scopes, scratch, self.regions)).peak
+        least = max(self.most_bytes, whole)
+        handed = sum(_list_handed(parts, scope))
+        if whole + handed <= least or self.find_peak(scope, parts) <= least:
+            return parts
+        limit = max(least, self.find_peak_of_fusions(scope))
+
+        def rate(parts: Scopes) -> float:
+            drafted_us = self.rate_draft(parts, best.bound_us)
+            if math.isinf(drafted_us) or self.find_peak(scope, parts) > limit:
+                return math.inf
+            return drafted_us
+
+        penalty = estimate_penalty(self.gpu, max_statements=best.limit)
+        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate)
+        fitting = divide_scope(graph, scope, self.gpu, penalty, cover)
+        if math.isfinite(rate(fitting)):
+            return fitting
+        return parts if math.isinf(best.whole_us) else None
+
+    def find_peak_of_fusions(self, scope: Scope) -> int:
+        """The most bytes alive where XLA's fusions compute a scope; 0 where it is not known what they are."""
+        graph = self.scopes.graph
+        proposal = self.find_proposal(graph, scope, structure_of(graph, scope))
+        if proposal is None:
+            return 0
+        fusion = make_fusion_graph(graph, scope, self.gpu)
+        covers = cover_as_xla(graph, scope, self.gpu, estimate_penalty(self.gpu), fusion, proposal)
+        return self.find_peak(scope, make_parts(graph, scope, covers[0])) if covers else 0
 
     def take(
         self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
@@ -658,6 +721,14 @@ class _Splitter:
         self.scopes = replace_scope(self.scopes, scope.name, parts)
         for part in parts.scopes:
             self.add(part, rounds - 1)
+
+
+def _list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:
+    """The bytes of each value that the parts of a scope hand on, and the whole would not store."""
+    stored = {storage_name(parts.graph, name) for name in (*whole.outputs, *whole.inputs)}
+    handed = {storage_name(parts.graph, o) for part in parts.scopes for o in part.outputs}
+    for buffer in handed - stored:
+        yield storage_type(parts.graph, buffer).bytes
 
 
 def _sum_times(
@@ -729,12 +800,13 @@ def split_scopes(
         whole,
         divided,
         GAIN_OF_TURN_US if in_loop else XLA_GAIN_US,
+        most_bytes,
     )
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
     if most_bytes < math.inf:
-        splitter.save_memory(most_bytes)
+        splitter.save_memory()
     return PlannedScopes(
         splitter.scopes, tuple(splitter.plans), tuple(splitter.splits), splitter.left
     )

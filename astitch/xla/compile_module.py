@@ -19,18 +19,24 @@ from astitch.faults import FaultLog
 from astitch.graph.ir import AttentionAttrs, Graph, NarrowProductAttrs, RowRegionAttrs
 from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
-from astitch.kernel.in_place import InPlace
+from astitch.kernel.in_place import LEAST_BYTES_AGAIN, LEAST_BYTES_OVER, InPlace
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.plan import START, LoopPlanner
 from astitch.pipeline import Launcher, Target
 from astitch.program.steps import FallbackStep, Step
 from astitch.scope.structure import Structure
+from astitch.search.bound_memory import most_of_memory
+from astitch.search.peak_memory import list_steps, schedule
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
 from astitch.toolchain.nvrtc import CompiledKernel, count_threads
 from astitch.xla.left_to_products import find_moves
-from astitch.xla.memory_reuse import find_carried_in_place, find_in_place
+from astitch.xla.memory_reuse import (
+    find_carried_in_place,
+    find_in_place,
+    find_temporaries_in_place,
+)
 from astitch.xla.prepare_kernels import (
     Code,
     KernelRefusal,
@@ -221,12 +227,20 @@ def _find_in_place(job: _Job, compilation: Compilation) -> dict[str, list[InPlac
     """The results that take over an argument's memory, by kernel."""
     nothing: dict[str, list[InPlace]] = {}
     return job.faults.attempt(
-        lambda: find_in_place(compilation, job.donated),
+        lambda: find_in_place(compilation, job.donated, _find_least(job, compilation)),
         lambda: nothing,
         stage="find_in_place",
         subject=job.graph.name,
         cost="no result takes over an argument's memory",
     )
+
+
+def _find_least(job: _Job, compilation: Compilation) -> int:
+    """The least bytes of a temporary array that a result takes over: few where the program would take more than XLA
+    alone is estimated to."""
+    scratch = {plan.scope.name: plan.kernel.scratch_bytes for plan in compilation.plans}
+    peak = schedule(list_steps(compilation.scopes, scratch)).peak
+    return LEAST_BYTES_AGAIN if peak <= most_of_memory(job.graph) else LEAST_BYTES_OVER
 
 
 def _find_moves(job: _Job, compilation: Compilation) -> dict[str, str]:
@@ -263,7 +277,7 @@ def _take_loops(
 
 def _prepare_body(job: _Job, body: Compilation, loop: bool) -> Kernels:
     """The kernels of a body.  loop: is it a loop's?"""
-    in_place = find_carried_in_place(body) if loop else {}
+    in_place = find_carried_in_place(body) if loop else find_temporaries_in_place(body)
     slices = _find_slices(body, job.faults, loop=True) if loop else {}
     left = job.without_kept(body, find_unworthy(body, slices))
     kernels = prepare_kernels(body, body.gpu, in_place, left, job.code, job.faults, slices)

@@ -12,25 +12,30 @@ from functools import partial
 from astitch.graph.ir import ArrayType, Graph, TupleType
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
-from astitch.kernel.in_place import InPlace, find_uses, writes_where_it_read
+from astitch.kernel.in_place import (
+    LEAST_BYTES_AGAIN,
+    InPlace,
+    find_uses,
+    writes_where_it_read,
+)
 from astitch.program.steps import KernelStep, Step, View
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope
 
-LEAST_BYTES_AGAIN = 16 << 20
-"""The least size of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers
-that may be one leave the compiler less freedom."""
 
-
-def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
+def find_in_place(
+    compilation: Compilation, donated: Sequence[bool], least_bytes: int = 0
+) -> dict[str, list[InPlace]]:
     """The results that take over the memory of donated parameters, or of large temporary arrays that nothing else
     reads; by kernel.
 
+    least_bytes: of such an array; 0: LEAST_BYTES_AGAIN.
     XLA lets a custom call's result share memory only where the call says so; else it copies each result of a donated
     parameter to it afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
     """
-    return _find_in_place(compilation, match_donated(compilation.scopes.graph, donated))
+    into = match_donated(compilation.scopes.graph, donated)
+    return _find_in_place(compilation, into, least_bytes)
 
 
 def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
@@ -41,6 +46,11 @@ def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
         if parameter.type == output.type:
             into.setdefault(output.buffer, parameter.buffer)
     return _find_in_place(compilation, into)
+
+
+def find_temporaries_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
+    """The same for a branch of a conditional: its parameters are not its own, large arrays that it computes are."""
+    return _find_in_place(compilation, {})
 
 
 def match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
@@ -64,8 +74,10 @@ def match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
     return into
 
 
-def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
-    """into: the buffer that a result may take over, by the result's buffer."""
+def _find_in_place(
+    compilation: Compilation, into: Mapping[str, str], least_bytes: int = 0
+) -> dict[str, list[InPlace]]:
+    """into: the buffer that a result may take over, by the result's buffer.  least_bytes: see find_in_place."""
     program, graph = compilation.program, compilation.scopes.graph
     last = {v.buffer: number for number, step in enumerate(program.steps) for v in _read_by(step)}
     plans = {plan.kernel.name: plan for plan in compilation.plans}
@@ -74,7 +86,9 @@ def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[st
         if isinstance(step, KernelStep):
             plan = plans[step.kernel.name]
             final = {v.buffer for v in _read_by(step) if last[v.buffer] == number}
-            if pairs := _find_pairs(plan.kernel, graph, plan.scope, into, final.__contains__):
+            reads_last = final.__contains__
+            pairs = _find_pairs(plan.kernel, graph, plan.scope, into, reads_last, least_bytes)
+            if pairs:
                 found[plan.kernel.name] = pairs
     return found
 
@@ -85,9 +99,10 @@ def _find_pairs(
     scope: Scope,
     into: Mapping[str, str],
     reads_last: Callable[[str], bool],
+    least_bytes: int = 0,
 ) -> list[InPlace]:
     """scope: the kernel's.  into: see match_donated.  reads_last: does nobody read what a buffer holds after the
-    kernel?"""
+    kernel?  least_bytes: see find_in_place."""
     arguments = kernel.arguments
     numbers = {p.source: i for i, p in enumerate(arguments)}
     written = [i for i in numbers.values() if arguments[i].written]
@@ -99,7 +114,7 @@ def _find_pairs(
         if _is_alike(storage_type(graph, into[source]), storage_type(graph, source)):
             candidates.append(InPlace(read, number))
     for source, number in numbers.items():
-        array = None if number in written else _used_up(graph, scope, source)
+        array = None if number in written else _used_up(graph, scope, source, least_bytes)
         for result in written if array else ():
             if array and _is_alike(array, storage_type(graph, arguments[result].source)):
                 candidates.append(InPlace(number, result))
@@ -121,11 +136,11 @@ def _is_alike(one: ArrayType, other: ArrayType) -> bool:
     return (one.dtype, one.size) == (other.dtype, other.size)
 
 
-def _used_up(graph: Graph, scope: Scope, buffer: str) -> ArrayType | None:
+def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> ArrayType | None:
     """The type of a large array that some other step computes and only the scope reads; None if it is not one."""
     base = graph[buffer.partition("#")[0]]
     type_ = storage_type(graph, buffer)
-    if base.op in ("parameter", "constant") or type_.bytes < LEAST_BYTES_AGAIN:
+    if base.op in ("parameter", "constant") or type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
         return None
     inside = set(scope.members)
     pending = [base.name]

@@ -27,12 +27,12 @@ from astitch.graph.ir import (
     ParameterAttrs,
     TupleType,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name
 from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.mlir_text import TYPED_FFI, quote
 from astitch.loops.analysis import Counter, LoopKey, loop_key
-from astitch.program.steps import FallbackStep, KernelStep, Step, View
+from astitch.program.steps import FallbackStep, KernelStep, LibraryStep, Program, Step, View
 from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.show.compilation import Compilation
 from astitch.xla.order_meetings import order_steps
@@ -44,6 +44,9 @@ TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
 
 _TOKEN = ArrayType(DType.U32, (1,))
+
+LEAST_KEPT_BYTES = 1 << 20
+"""The least size of a value that XLA may not compute again, see find_kept."""
 
 
 def export_program(
@@ -84,6 +87,7 @@ class _ModuleWriter:
         self.barriers = {barrier.name: barrier for barrier in compilation.scopes.barriers}
         self.behind: dict[str, dict[str, str]] = {}
         self.read_behind = find_behind(compilation.scopes.barriers)
+        self.kept = find_kept(self.program)
         self.token = ""
         self.slices: dict[str, str] = {}  # the array with its slice, by the slice's buffer
         self.told = _Part(self, "told", frozenset())  # what says where slices start
@@ -318,7 +322,12 @@ class _ModuleWriter:
             added = replace(node, name=names[node.name], operands=operands, regions=called)
             self.builder.add_node(added)
         for view, output in zip(step.results, graph.outputs, strict=True):
-            self.write(view.buffer, names[output], graph[output].array)
+            value, array = names[output], graph[output].array
+            if view.buffer in self.kept and OPS[graph[output].op].kind is Kind.ELEMENTWISE:
+                value = f"{value}/kept"
+                node = Node(value, "optimization-barrier", array, (names[output],))
+                self.builder.add_node(node)
+            self.write(view.buffer, value, array)
 
     def add_ops(self, step: KernelStep) -> None:
         """The ops of a kernel that XLA cannot launch."""
@@ -334,6 +343,22 @@ class _ModuleWriter:
 
     def finish(self) -> bytes:
         return self.builder.finish([self.read(view) for view in self.program.outputs])
+
+
+def find_kept(program: Program) -> frozenset[str]:
+    """The buffers that a kernel and a product read.
+
+    XLA would compute such a value again with the product, from what it is computed from.  Then memory holds both.
+    """
+    by_kernels: set[str] = set()
+    by_products: set[str] = set()
+    for step in program.steps:
+        if isinstance(step, KernelStep):
+            by_kernels.update(v.buffer for v in step.arguments)
+        elif isinstance(step, LibraryStep):
+            by_products.update(v.buffer for v in step.operands)
+    kept = by_kernels & by_products
+    return frozenset(b for b in kept if program.buffers[b].type.bytes >= LEAST_KEPT_BYTES)
 
 
 class _Part:

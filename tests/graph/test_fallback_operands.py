@@ -222,3 +222,22 @@ def test_windows_of_several_arrays_count_places_themselves() -> None:
     (places,) = (found.graph[o] for o in window.operands if o in found.products)
     assert found.graph[places.operands[0] if places.operands else places.name].op == "iota"
     assert set(found.products.values()) == {window.name}
+
+
+@pytest.mark.parametrize("act", [jnp.sin, jnp.exp, lambda x: jnp.tanh(x) + 1])
+def test_each_scatter_computes_places_that_another_reads(
+    act: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ends of an edge are scattered to, and messages are gathered by both: no kernel stores the places."""
+    monkeypatch.setattr("astitch.stitch_scope.LEAST_MOVED_BACK", 0)
+
+    def fn(table: Any, source: Any, target: Any) -> Any:
+        message = jnp.clip(act(table[source] - table[target]), -4, 4)
+        return table.at[source].add(0.1 * message).at[target].add(-0.1 * message)
+
+    found = find_fallback_operands(lower(fn, TABLE[:, :2], IDS, IDS), {})
+    scopes = find_scopes(choose_stages(Left(found.graph, found.products)))
+    stored = {o for scope in scopes.scopes for o in scope.outputs}
+    large = [name for name in stored if scopes.graph[name].array.bytes >= IDS.nbytes]
+    assert len(large) == 1, stored  # the message once, and nothing on its way
+    assert len(scopes.scopes) == 1

@@ -750,6 +750,21 @@ def absorb_transpose_into_broadcast(g: GraphBuilder) -> str | tuple[str, ...]:
 
 
 @case("""
+%p0 = f32[2,3] parameter() (index=0)
+%p1 = f32[2,4] parameter() (index=1)
+%transpose.5.broadcast = f32[2,4,3] broadcast(%p0) (dimensions=(0, 2))
+%transpose.5.broadcast.2 = f32[2,4,3] broadcast(%p1) (dimensions=(0, 1))
+%transpose.5 = f32[2,4,3] multiply(%transpose.5.broadcast, %transpose.5.broadcast.2)
+return %transpose.5
+""")
+def sink_transpose_below_outer(g: GraphBuilder) -> str | tuple[str, ...]:
+    """With an outer product that keeps a dimension of both."""
+    x = g.broadcast(g.parameter("f32[2,3]"), (2, 3, 4), (0, 1))
+    y = g.broadcast(g.parameter("f32[2,4]"), (2, 3, 4), (0, 2))
+    return g.transpose(g.same("multiply", x, y), (0, 2, 1))
+
+
+@case("""
 %p0 = f32[20] parameter() (index=0)
 %slice.2 = f32[3] slice(%p0) (starts=(5,), limits=(18,), strides=(6,))
 return %slice.2

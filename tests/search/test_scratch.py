@@ -65,12 +65,17 @@ def test_a_kernel_of_much_scratch_is_split(monkeypatch: pytest.MonkeyPatch) -> N
     assert "MB of scratch at a peak of" in str(split) and split.reason.symptom.value in str(split)
 
 
-@pytest.mark.parametrize(("worth", "taken"), [(1.1, True), (0.9, False)])
+@pytest.mark.parametrize(
+    ("worth", "share", "taken"), [(1.1, 1.0, True), (0.9, 1.0, False), (0.9, 0.1, True)]
+)
 def test_little_memory_is_worth_little_time(
-    monkeypatch: pytest.MonkeyPatch, worth: float, taken: bool
+    monkeypatch: pytest.MonkeyPatch, worth: float, share: float, taken: bool
 ) -> None:
-    """A tenth of the points: 2.6 MB of scratch, and parts that take as long as the whole."""
+    """A tenth of the points: 2.6 MB of scratch, and parts that take as long as the whole.
+
+    share: how much of the program's memory would be much."""
     monkeypatch.setattr(module, "MEMORY_WORTH", worth)
+    monkeypatch.setattr(module, "MUCH_SHARE", share)
     (split,) = splits_for_memory(compile_graph(graph_of(20_000), H100))
     assert bool(split.parts) is taken
     assert 0.9 < split.parts_us / split.whole_us < 1.1

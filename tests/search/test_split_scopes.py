@@ -32,6 +32,7 @@ from astitch.search import plan_scopes
 from astitch.search import split_scopes as module
 from astitch.search.check_plan import check_plan
 from astitch.search.patterns import estimate_statements
+from astitch.search.peak_memory import list_steps, schedule
 from astitch.search.plan import Plan, plan_scope
 from astitch.search.split_scopes import (
     LONG_CODE,
@@ -487,6 +488,29 @@ def test_planning_early_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         asked.clear()
     assert found[0][0] != ()
     assert found[1:] == found[:1] * 2
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 100.0])
+def test_parts_hand_on_no_more_than_memory_allows(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """share: of what a kernel in three parts would take.  A kernel for all holds its result alone."""
+    graph = statistics(6)
+    array = 400 * 24 * 4
+    limit = share * 2 * array
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        whole = plan.scope.name == "stitch_0"
+        spill, us = (1000, 100.0) if whole else (0, 3.0)
+        return replace(healthy()[1], spill_bytes=spill, time_us=us)
+
+    monkeypatch.setattr(module, "propose_fusions", lambda *_: None)
+    found = split_scopes(
+        scopes_of(graph), H100, plan=plan_on_h100, project=project, most_bytes=limit
+    )
+    peak = schedule(list_steps(found.scopes)).peak
+    assert (len(found.plans) > 1) is (share > 0)
+    assert peak <= max(limit, array)
 
 
 @pytest.mark.parametrize(("part_us", "looked_at"), [(7.0, False), (3.0, True)])

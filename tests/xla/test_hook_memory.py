@@ -1,5 +1,5 @@
-"""Planned memory beside XLA's, of random steps of lookups, segment sums, skip connections and products: on the mean no
-more, and of none much more."""
+"""Planned memory beside XLA's, of random steps of lookups, segment sums, skip connections, branches, outer products of
+each example and products: on the mean no more, and of none much more."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ PROGRAMS = (
     ("gather", "product", "skip"),
     ("shift", "gather", "norm", "product"),
     ("skip", "pool", "product"),
+    ("product", "branch", "gate"),
+    ("ends", "norm", "product"),
+    ("product", "clamp", "product", "clamp", "skip"),
+    ("examples", "softmax", "ends"),
 )
 
 
@@ -71,6 +75,18 @@ def compute(part: str, y: Any, z: Any, w: Any, source: Any, target: Any) -> Any:
             return y + jnp.pad(z, ((1, 0), (0, 0)))[:NODES] * w[0]
         case "skip":
             return jnp.concatenate([y, z], 1) @ jnp.concatenate([w, w.T])
+        case "branch":
+            return jax.lax.cond(y[0, 0] > 0, lambda: jax.nn.softmax(y @ w) * z, lambda: z)
+        case "ends":
+            message = jnp.clip(jnp.exp(y[source, :4] - z[target, :4]), -4, 4)
+            added = jnp.zeros((NODES, 4)).at[source].add(message).at[target].add(-message)
+            return y + added.sum(-1, keepdims=True)
+        case "clamp":
+            return jax.nn.relu(y + w[0])
+        case "examples":
+            outer = jnp.einsum("bi,bj->bji", y[:256], z[:256])
+            norms = jnp.sqrt(jnp.square(outer).sum((1, 2)))
+            return y @ jnp.einsum("b,bji->ji", 1 / (1 + norms), outer)
         case "square":
             return jnp.square(y) + jnp.tanh(z)
         case "bias":

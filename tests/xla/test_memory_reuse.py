@@ -17,7 +17,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import InPlace
 from astitch.run.emulate import Order
 from astitch.show.compilation import Compilation
-from astitch.xla.memory_reuse import find_in_place
+from astitch.xla.memory_reuse import find_in_place, find_temporaries_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, emit_plan_for_xla
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import (
@@ -202,6 +202,21 @@ def test_temporary_arrays_are_written_over(
         largest = float(np.abs(np.asarray(b, np.float32)).max())
         atol = max(1e-5, 4 * largest * float(np.finfo(np.float32).eps))
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def test_branches_write_over_what_they_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.xla.memory_reuse.LEAST_BYTES_AGAIN", 0)
+    compilation, donated = compile_donated(softmax_of_product, 2, normal(64, 8), normal(8, 96))
+    assert find_temporaries_in_place(compilation) == donated != {}
+    moves, donated = compile_donated(lambda x: jnp.tanh(x) + 1, 1, normal(64, 96))
+    assert find_temporaries_in_place(moves) == {} != donated  # its operand may be another's
+
+
+def test_smaller_arrays_are_written_over_where_memory_is_short() -> None:
+    compilation, in_place = compile_donated(softmax_of_product, 0, normal(64, 8), normal(8, 96))
+    assert not in_place
+    assert find_in_place(compilation, [False] * 2, least_bytes=64 * 96 * 4)
+    assert not find_in_place(compilation, [False] * 2, least_bytes=64 * 96 * 4 + 1)
 
 
 def test_scratch_takes_over_no_temporary_array(monkeypatch: pytest.MonkeyPatch) -> None:

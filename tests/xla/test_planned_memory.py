@@ -183,6 +183,32 @@ def test_dropout_in_training(act: Callable[..., Any]) -> None:
     assert stitched <= SHARE * alone
 
 
+@pytest.mark.parametrize("act", [jax.nn.softmax, jax.nn.standardize])
+def test_a_branch_writes_over_what_it_computed(act: Callable[..., Any]) -> None:
+    def step(x: jax.Array, w: jax.Array, number: jax.Array) -> jax.Array:
+        return jax.lax.cond(number % 10 == 0, lambda: act(x @ w) @ w.T, lambda: x)
+
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    alone, stitched = compare(step, (), *arrays((2048, 512), (512, 8192)), number)
+    assert stitched <= SHARE * alone
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_of_each_example(dtype: Any) -> None:
+    """An outer product for each example, scaled by the norm of all: it is computed where it is read."""
+
+    def step(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.square(jnp.tanh(x.astype(dtype) @ w.astype(dtype)) - y).sum()
+
+        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(w, x, y)
+        norms = jnp.sqrt(jnp.square(gradients).sum((1, 2)))
+        return w - 0.1 * jnp.einsum("b,b...->...", jnp.minimum(1, 1 / norms), gradients)
+
+    alone, stitched = compare(step, (0,), *arrays((768, 64), (256, 768), (256, 64)))
+    assert stitched <= SHARE * alone
+
+
 def test_convolutions_in_training() -> None:
     """Two convolutions in bf16 with batch norms beside an identity."""
     width, dtype = 64, jnp.bfloat16

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from astitch.compile import compile_graph
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, TupleType
 from astitch.hlo.mlir_text import quote
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.program.steps import KernelStep
 from astitch.show.compilation import Compilation
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, prepare_kernels
@@ -28,7 +30,8 @@ from tests.emulated_xla import (
     parse_config,
     run_module,
 )
-from tests.hlo_runner import run_xla
+from tests.hlo_runner import lower, run_xla
+from tests.small_gpu import few_sms
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,33 @@ def test_kernels_whose_blocks_meet_own_their_words_and_follow_each_other(name: s
     for before, after in pairwise(ordered):
         token = graph[after.operands[-1]]
         assert token.op == "get-tuple-element" and token.operands == (before.name,)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_what_kernels_and_products_read_is_computed_once(
+    few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA computes a ReLU with the product before it; it may not with the one behind it, too, unless it is small."""
+    monkeypatch.setattr("astitch.xla.write_module.LEAST_KEPT_BYTES", 1 << 20 if few else 0)
+
+    def fn(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        hidden = jax.nn.relu(x @ w)
+        return jax.nn.softmax(jax.nn.softmax(hidden @ v) @ w) * hidden
+
+    rng = np.random.default_rng(0)
+    shapes = (96, 128), (128, 160), (160, 128)
+    arguments = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, few_sms(4), Target(launcher=Launcher.XLA))
+    hlo = export_program(compilation, as_text(compilation))
+    written = import_hlo(hlo)
+    kept = [node for node in written if node.op == "optimization-barrier"]
+    assert len(kept) == (0 if few else 1)
+    for node in kept:
+        assert written[node.operands[0]].op == "maximum"
+        assert {written[user].op for user in written.users[node.name]} >= {"dot", "custom-call"}
+    (got,) = run_module(hlo, arguments)
+    np.testing.assert_allclose(got, jax.jit(fn)(*arguments), rtol=2e-4, atol=2e-5)
 
 
 def test_a_table_of_pointers_becomes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
