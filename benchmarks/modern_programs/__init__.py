@@ -26,6 +26,7 @@ ENTRIES: Mapping[str, tuple[str, ...]] = {
     "gnn": ("train",),
     "dlrm": ("train",),
     "ppo": ("update",),
+    "networks": ("fit", "fit-bf16", "policy", "messages", "mixer", "radiance"),
     "pde": ("water", "poisson"),
     "optimizers": ("adafactor", "lamb", "lion", "muon", "adamw-ema"),
     "paper": tuple(f"{w}-{mode}" for w in WORKLOADS for mode in ("infer", "train")),
