@@ -35,6 +35,7 @@ from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import write_addition
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
 from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
+from astitch.rewrite.row_sinking import sink
 from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
 from astitch.tile.row_region import LEAST_EXTENT, write_row_region
 
@@ -94,7 +95,7 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
         if sum(map(len, kept)) == len(taken):
             break
         taken = {name for group in kept for name in group}
-    for group in kept:
+    for group in sink(graph, kept):
         found = _choose(at, group, sums & set(group), gpu)
         if found:
             _prove(found)

@@ -327,6 +327,25 @@ def of_words(ps: Layers, table: Any, words: Any) -> Any:
     return network(jnp.take(table, words, axis=0, mode="clip"), ps, jnp.tanh)
 
 
+def chosen_loss(ps: Layers, x: Any, chosen: Any) -> Any:
+    """The gradient waits for what is looked up among the results."""
+
+    def loss(ps: Layers) -> Any:
+        logits = jax.nn.log_softmax(network(x, ps, jnp.tanh))
+        return -jnp.mean(jnp.exp(jnp.take_along_axis(logits, chosen[:, None], 1)))
+
+    return jax.grad(loss)(ps)
+
+
+def test_what_follows_from_stored_arrays_is_not_stored() -> None:
+    """tanh(x) is stored for the gradient of the weights, its derivative is not."""
+    chosen = RNG.integers(0, 6, ROWS).astype(np.int32)
+    changed = check(chosen_loss, layers(16, 32, 32, 6), normal(ROWS, 16), chosen, count=2)
+    forward = regions(changed)[0].regions[0]
+    matrices = [forward[o] for o in forward.outputs if forward[o].shape == (ROWS, 32)]
+    assert [node.op for node in matrices] == ["tanh", "tanh"]
+
+
 def exact(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray]:
     """In f32, on the processor: exact beside products in TF32."""
     with jax.default_device(jax.devices("cpu")[0]):
