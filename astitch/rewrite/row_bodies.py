@@ -34,7 +34,7 @@ from astitch.graph.ops import OPS
 from astitch.rewrite.draft import read_splat
 from astitch.rewrite.draft_ops import write_addition
 from astitch.rewrite.row_ops import RowOps, list_whole
-from astitch.tile.row_rates import BLOCKS_PER_SM
+from astitch.tile.row_rates import count_parts
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RegionFormer:
         for number, name in enumerate(parameters):
             live[name] = replace(live[name], attrs=ParameterAttrs(number))
         body = Graph("rows", _order(live, parameters, summed), parameters, region_outputs)
-        parts = BLOCKS_PER_SM * self.gpu.sms if summed else 1
+        parts = count_parts(at.rows, self.gpu) if summed else 1
         attrs = RowRegionAttrs(at.rows, len(summed), parts)
         beside = tuple(node for name, node in self.beside.items() if name in given)
         members = tuple(graph[n] for n in self.members)

@@ -156,6 +156,7 @@ def _group(graph: Graph, taken: set[str], sums: set[str]) -> list[list[str]]:
 def _choose(at: RowOps, group: Sequence[str], sums: set[str], gpu: Gpu) -> RowRegion | None:
     """The best of: all sums in the kernel, all but the largest ..., none."""
     graph = at.graph
+    hastened = _hasten(graph, group, sums)
     by_size = sorted(sums, key=lambda name: graph[name].array.size)
     best, least = None, GAIN * _project_apart(graph, group, sums, gpu)
     for count in range(len(by_size), -1, -1):
@@ -165,12 +166,23 @@ def _choose(at: RowOps, group: Sequence[str], sums: set[str], gpu: Gpu) -> RowRe
         left = by_size[count:]
         region = RegionFormer(at, kept, gpu).form()
         work = measure_rows(region.body, region.attrs)
-        if fit_tiling(work, region.attrs) is None or _is_larger(graph, group, region):
+        if fit_tiling(work, region.attrs) is None or _is_larger(graph, hastened, region):
             continue
         time = project(work, region.attrs, gpu) + _project_apart(graph, left, sums, gpu)
         if time < least:
             best, least = region, time
     return best
+
+
+def _hasten(graph: Graph, group: Sequence[str], sums: set[str]) -> list[str]:
+    """The ops in an order in which a sum follows what it reads at once."""
+    places = {name: number for number, name in enumerate(group)}
+
+    def place(name: str) -> float:
+        read = [places[o] for o in graph[name].operands if o in places]
+        return max(read) + 0.5 if name in sums and read else places[name]
+
+    return sorted(group, key=place)
 
 
 def _is_larger(graph: Graph, group: Sequence[str], region: RowRegion) -> bool:
@@ -181,8 +193,9 @@ def _is_larger(graph: Graph, group: Sequence[str], region: RowRegion) -> bool:
         for name in region.given
         if not (node := beside.get(name) or graph[name]).is_parameter
     ]
-    results = sum(region.body[name].array.bytes for name in region.stored)
-    return sum(given) + results > _find_most(graph, group)
+    outputs = [region.body[name].array for name in region.body.outputs]
+    results = (array.bytes for array in type_of_results(outputs, region.attrs).elements)
+    return sum(given) + sum(results) > _find_most(graph, group)
 
 
 def _find_most(graph: Graph, group: Sequence[str]) -> int:

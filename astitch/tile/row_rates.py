@@ -20,8 +20,8 @@ HOPPER = 90
 MOST_ELEMENTS = 2**31 - 1
 """Of an array: offsets are 32 bits wide."""
 
-BLOCKS_PER_SM = 2
-"""Of a kernel with sums, each of which has one part for each block."""
+_BLOCKS_PER_SM = 2
+"""Of a kernel with sums."""
 
 MOST_SUMS = 80 << 10
 """Bytes of sums that the registers of a block have room for beside its rows."""
@@ -79,6 +79,11 @@ def fit_tiling(work: RowWork, attrs: RowRegionAttrs) -> RowTiling | None:
         return _WITH_SUMS if room and work.sum_bytes <= MOST_SUMS else None
     tilings = _TILINGS if work.factor is DType.F32 else _TILINGS[1:]
     return next((t for t in tilings if work.row_bytes * t.rows <= _ROOM), None)
+
+
+def count_parts(rows: int, gpu: Gpu) -> int:
+    """Of each sum: one for each block."""
+    return min(_BLOCKS_PER_SM * gpu.sms, -(-rows // _WITH_SUMS.rows))
 
 
 def project(work: RowWork, attrs: RowRegionAttrs, gpu: Gpu) -> float:

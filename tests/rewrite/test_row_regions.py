@@ -30,12 +30,14 @@ H100 = preset("h100")
 RNG = np.random.default_rng(0)
 ROWS = 4096
 Layers = list[tuple[Any, Any]]
+IS_LARGER = row_regions._is_larger
 
 
 @pytest.fixture(autouse=True)
 def take_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few rows pay nothing."""
+    """So few rows gain nothing, neither time nor memory."""
     monkeypatch.setattr(row_regions, "GAIN", np.inf)
+    monkeypatch.setattr(row_regions, "_is_larger", lambda graph, group, region: False)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -148,6 +150,19 @@ def test_a_step_of_training_is_one_kernel(name: str, rows: int, dtype: Any) -> N
     arguments = layers(20, 32, 32, 3, dtype=dtype), normal(rows, 20, dtype=dtype)
     changed = check(step, *arguments, normal(rows, 3, dtype=dtype), apart=4e-2)
     assert not any(node.op == "dot" for node in changed)
+
+
+def test_sums_take_no_more_memory_than_the_ops_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block has a part of each sum, and few rows are few blocks."""
+    monkeypatch.setattr(row_regions, "_is_larger", IS_LARGER)
+
+    def step(ps: Layers, x: Any) -> Any:
+        return jax.grad(lambda ps: jnp.mean(network(x, ps, jax.nn.relu) ** 2))(ps)
+
+    for widths, most in (((16,) * 4, ROWS // 32), ((64,) * 6, 0)):
+        _, changed = rewrite(step, layers(*widths), normal(ROWS, widths[0]))
+        parts = [r.attrs.parts for r in regions(changed) if r.attrs.sums]
+        assert max(parts, default=0) == most
 
 
 def of_images(ps: Layers, x: Any) -> Any:
