@@ -202,7 +202,7 @@ def _move_back(
         if first < here and sum(array_of(graph[o]).bytes for o in alone) >= array_of(node).bytes:
             stage.update(dict.fromkeys(moved, first))
     for node in reversed(list(graph)):  # what each reader computes for itself
-        if is_embedded(graph, node.name):
+        if node.name not in outside and is_embedded(graph, node.name):
             stage[node.name] = min([stage[node.name], *(stage[u] for u in graph.users[node.name])])
 
 

@@ -83,9 +83,10 @@ class RowDimensions(JoinedDimensions):
                 if self.body[operand].array.rank == node.array.rank:
                     self.join_all(operand, node.name, range(node.array.rank))
             return
-        if node.op not in _VISITS:
+        visit = _VISITS.get(node.op)
+        if visit is None:
             raise NotSpelled(f"%{node.name} is a {node.op}")
-        _VISITS[node.op](self, node)
+        visit(self, node)
 
     def join_all(self, one: str, other: str, dimensions: Sequence[int]) -> None:
         for d in dimensions:

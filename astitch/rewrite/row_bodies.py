@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -69,7 +69,7 @@ class RegionFormer:
     def form(self) -> RowRegion:
         graph, at, outputs = self.at.graph, self.at, set(self.at.graph.outputs)
         for name in self.members:
-            self._add(graph[name])
+            self.add(graph[name])
         ends = [
             n
             for n in self.members
@@ -96,7 +96,7 @@ class RegionFormer:
             return name
         node = self.beside.get(name) or self.at.graph[name]
         if name not in self.beside and self.at.is_source(node):
-            self._add(node)
+            self.add(node)
             return name
         if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1 and node.array.rank < 2:
             literal = replace(node.attrs.value, shape=()) if node.shape else node.attrs.value
@@ -119,19 +119,19 @@ class RegionFormer:
             self.nodes[inner] = Node(inner, "parameter", array, (), ParameterAttrs(0))
         return inner
 
-    def _add(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         at = self.at
         if node.name in self.nodes:
             return
         if isinstance(node.attrs, DimensionAttrs):
             node = replace(node, operands=tuple(self._join_pieces(node)))
-        elif (x := self._find_logistic(node)) is not None:
-            node = replace(node, op="logistic", operands=(x,))
+        elif form := _FORMS.get(node.op):
+            node = form(self, node)
         is_sum = at.is_sum(at.graph[node.name])
         whole = () if is_sum else list_whole(node)
         operands = tuple(
             self._read_whole(o) if o in whole and at.graph[o].array.rank == 2 else self._read(o)
-            for o in self._list_operands(node)
+            for o in node.operands
         )
         if isinstance(node.attrs, GatherAttrs):
             operands = (operands[0], self._put_numbers(node, operands[1]))
@@ -143,43 +143,16 @@ class RegionFormer:
             return
         self.nodes[node.name] = replace(node, attrs=self._change(node, is_sum=is_sum))
 
+    def has(self, name: str) -> bool:
+        """Is it a member?"""
+        return name in self._inside
+
     def _put_numbers(self, origin: Node, name: str) -> str:
         """Numbers of one for each row, without a second dimension."""
         array = self.nodes[name].array
         if array.rank == 1:
             return name
         return self._put(origin, "reshape", array.dtype, (self.at.rows,), (name,))
-
-    def _list_operands(self, node: Node) -> tuple[str, ...]:
-        """x > 0 reads max(x, 0) in place of x, which need not be kept beside it."""
-        graph, operands = self.at.graph, node.operands
-        if not isinstance(node.attrs, CompareAttrs) or node.attrs.direction != "GT":
-            return operands
-        x, zero = operands
-        if read_splat(graph, zero) != 0 or not graph[x].dtype.is_float:
-            return operands
-        for user in graph.users[x]:
-            other = graph[user]
-            if other.op == "maximum" and user in self._inside and zero in other.operands:
-                self._add(other)
-                return user, zero
-        return operands
-
-    def _find_logistic(self, node: Node) -> str | None:
-        """x, where the node is 1 / (1 + exp(-x)) of 16 bits: one op is rounded once."""
-        graph = self.at.graph
-        if node.op != "divide" or not node.dtype.is_narrow_float:
-            return None
-        one, total = node.operands
-        terms = [o for o in graph[total].operands if read_splat(graph, o) != 1]
-        if read_splat(graph, one) != 1 or graph[total].op != "add" or len(terms) != 1:
-            return None
-        power = graph[terms[0]]
-        if power.op != "exponential" or graph[power.operands[0]].op != "negate":
-            return None
-        chain = (total, power.name, power.operands[0])
-        alone = all(len(graph.users[name]) == 1 and name in self._inside for name in chain)
-        return graph[power.operands[0]].operands[0] if alone else None
 
     def _join_pieces(self, node: Node) -> Iterator[str]:
         """The pieces of a concatenation; those from outside that lie side by side are one."""
@@ -296,3 +269,43 @@ def _is_anchor(node: Node) -> bool:
 
 def number_zero(dtype: DType) -> ConstantAttrs:
     return ConstantAttrs(Literal.of(np.zeros((), dtype.numpy)))
+
+
+# ---- other forms of an op
+
+
+def _read_maximum(former: RegionFormer, node: Node) -> Node:
+    """x > 0 reads max(x, 0) in place of x, which need not be kept beside it."""
+    graph = former.at.graph
+    x, zero = node.operands
+    assert isinstance(node.attrs, CompareAttrs)
+    if node.attrs.direction != "GT" or not graph[x].dtype.is_float or read_splat(graph, zero) != 0:
+        return node
+    for user in graph.users[x]:
+        other = graph[user]
+        if other.op == "maximum" and former.has(user) and zero in other.operands:
+            former.add(other)
+            return replace(node, operands=(user, zero))
+    return node
+
+
+def _join_logistic(former: RegionFormer, node: Node) -> Node:
+    """1 / (1 + exp(-x)) of 16 bits as one op, which is rounded once."""
+    graph = former.at.graph
+    one, total = node.operands
+    if not node.dtype.is_narrow_float or read_splat(graph, one) != 1 or graph[total].op != "add":
+        return node
+    terms = [o for o in graph[total].operands if read_splat(graph, o) != 1]
+    power = graph[terms[0]]
+    if len(terms) != 1 or power.op != "exponential" or graph[power.operands[0]].op != "negate":
+        return node
+    chain = (total, power.name, power.operands[0])
+    if not all(len(graph.users[name]) == 1 and former.has(name) for name in chain):
+        return node
+    return replace(node, op="logistic", operands=graph[power.operands[0]].operands)
+
+
+_FORMS: Mapping[str, Callable[[RegionFormer, Node], Node]] = {
+    "compare": _read_maximum,
+    "divide": _join_logistic,
+}

@@ -26,8 +26,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.rewrite.draft import read_splat
+from astitch.tile.elementwise import why_no_tile
 from astitch.tile.row_rates import MOST_ELEMENTS
-from astitch.tile.row_region import why_no_tile
 
 LEAST_ROWS = 4096
 """Fewer are a tile for less than a quarter of the SMs."""

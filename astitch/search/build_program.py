@@ -348,6 +348,7 @@ class _ProgramBuilder:
                 waited = max((self.barrier_stages[b] for b in held if b), default=0)
                 stages[node.name] = max(counted, waited + (node.name in outside))
         queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)
+        turns = self.find_turns(stages)
         for number, scope in enumerate(self.scopes.scopes):
             turn = self.find_turn(scope.name, 2 * scope.stage + 1)
             if scope.name in self.plans:
@@ -360,7 +361,7 @@ class _ProgramBuilder:
                 # depend on each other.
                 library = OPS[node.op].kind is Kind.COMPUTE or node.name in self.scopes.products
                 order = number - len(self.graph) if library else number
-                queue.append((self.find_turn(node.name, 2 * stages[node.name]), order, node))
+                queue.append((turns[node.name], order, node))
         others: list[Node] = []
         for _, _, item in sorted(queue, key=lambda q: q[:2]):
             if isinstance(item, Node) and OPS[item.op].kind is not Kind.COMPUTE:
@@ -382,6 +383,23 @@ class _ProgramBuilder:
             self.find_epilogues()
         outputs = tuple(self.view(o) for o in self.graph.outputs)
         return self.assemble(name, outputs)
+
+    def find_turns(self, stages: Mapping[str, int]) -> dict[str, int]:
+        """When each outside op runs.  Where only others have a turn, it has that of its first reader."""
+        turns: dict[str, int] = {}
+        for scope in self.scopes.scopes:
+            turn = self.find_turn(scope.name, 2 * scope.stage + 1)
+            turns.update(dict.fromkeys(scope.members, turn))
+        for node in reversed(list(self.graph)):
+            readers = [turns[user] for user in self.graph.users[node.name] if user in turns]
+            if node.name in self.outside:
+                otherwise = 2 * stages[node.name]
+                if self.scopes.turns and readers:
+                    otherwise = min(readers)
+                turns[node.name] = self.find_turn(node.name, otherwise)
+            elif readers and OPS[node.op].kind is Kind.PROJECTION:
+                turns.setdefault(node.name, min(readers))
+        return turns
 
     def find_turn(self, name: str, otherwise: int) -> int:
         """When a stitch op or another op runs, where the scopes say so; a part of a stitch op when that would."""

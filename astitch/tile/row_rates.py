@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import DotAttrs, DType, GatherAttrs, Graph, Node, RowRegionAttrs
+from astitch.graph.ir import DotAttrs, DType, GatherAttrs, Graph, IotaAttrs, Node, RowRegionAttrs
 from astitch.graph.ops import OPS
+from astitch.tile.elementwise import TILE_OPS
 from astitch.tile.row_region import RowTiling, widen
 
 HOPPER = 90
@@ -42,12 +43,6 @@ _BEHIND_STARTS = 3.0
 
 _COPY_SHARE = 0.9
 """Of the bandwidth of a copy, what kernels of products reach."""
-
-_FUNCTIONS = {
-    **dict.fromkeys(("exponential", "log", "logistic", "divide", "sqrt", "rsqrt"), 4e6),
-    **dict.fromkeys(("tanh", "erf", "log-plus-one", "exponential-minus-one"), 1.5e6),
-}
-"""Elements a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +107,9 @@ def measure_rows(body: Graph, attrs: RowRegionAttrs) -> RowWork:
     sums = sum(_size_of_sum(body, body[name]) for name in summed) * DType.F32.bytes
     dots = [node for node in body if isinstance(node.attrs, DotAttrs)]
     functions = sum(
-        attrs.rows * _count_columns(node) / _FUNCTIONS[node.op]
+        attrs.rows * _count_columns(node) / op.rate
         for node in body
-        if node.op in _FUNCTIONS and node.shape[:1] == (attrs.rows,)
+        if (op := TILE_OPS.get(node.op)) and node.shape[:1] == (attrs.rows,)
     )
     return RowWork(
         row_bytes=_find_peak(body, attrs.rows),
@@ -168,7 +163,11 @@ def _find_peak(body: Graph, rows: int) -> int:
 
 def _sizes(node: Node, rows: int) -> Iterator[tuple[str, int]]:
     """(its name, bytes of a row) of a value of rows.  What an instruction makes anew takes no room."""
-    if node.shape[:1] == (rows,) and not OPS[node.op].is_broadcast and node.op != "iota":
+    if (
+        node.shape[:1] == (rows,)
+        and not OPS[node.op].is_broadcast
+        and not isinstance(node.attrs, IotaAttrs)
+    ):
         # Conditions take as many registers as numbers.
         each = DType.F32.bytes if node.dtype is DType.PRED else node.dtype.bytes
         yield node.name, _count_columns(node) * each

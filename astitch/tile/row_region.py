@@ -15,7 +15,6 @@ from astitch.errors import IllegalProduct
 from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
-    CompareAttrs,
     ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
@@ -29,12 +28,11 @@ from astitch.graph.ir import (
     SliceAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.tile.elementwise import write_elementwise
 from astitch.tile.program import Builder, Parameter, Tile, TileProgram
 
 ROW_REGION = "row_region"
 """What the names of these kernels begin with."""
-
-LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 LEAST_EXTENT = 16
 """Of a side of a product."""
@@ -98,120 +96,6 @@ def _list_shared(
     return [(o, 0, node.shape[1], 0) for o in given]
 
 
-# ---- element-wise ops
-
-_BINARY = {
-    "add": "add",
-    "subtract": "subtract",
-    "multiply": "multiply",
-    "divide": "divide",
-    "maximum": "maximum-or-nan",
-    "minimum": "minimum-or-nan",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-}
-_UNARY = {
-    "exponential-minus-one": "expm1",
-    "log-plus-one": "log1p",
-    "tanh": "tanh",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "erf": "erf",
-    "abs": "abs",
-    "floor": "floor",
-    "ceil": "ceil",
-}
-_COMPARISONS = {
-    "LT": ("less", False),
-    "LE": ("less-equal", False),
-    "GT": ("less", True),
-    "GE": ("less-equal", True),
-    "EQ": ("equal", False),
-    "NE": ("not-equal", False),
-}
-"""(the tile's op, are its operands exchanged?)"""
-
-_OTHERS = frozenset(
-    {"negate", "exponential", "log", "logistic", "compare", "select", "clamp", "convert", "not"}
-    | {"copy"}
-)
-_INTEGER_OPS = frozenset({"add", "subtract", "multiply", "compare", "select", "convert", "copy"})
-_PREDICATE_OPS = frozenset({"and", "or", "xor", "not", "select", "copy"})
-
-
-def why_no_tile(node: Node, operands: Sequence[ArrayType]) -> str | None:
-    """None where a tile program computes this element-wise op, else the reason."""
-    types = {array.dtype for array in (*operands, node.array)}
-    known = {DType.F32, DType.BF16, DType.F16, DType.S32, DType.PRED}
-    if types - known:
-        return f"{node.op} of {', '.join(sorted(t.value for t in types - known))}"
-    if node.op not in _BINARY and node.op not in _UNARY and node.op not in _OTHERS:
-        return f"{node.op} is no op on tiles"
-    if node.op == "convert" and node.dtype in (DType.S32, DType.PRED):
-        return f"a conversion to {node.dtype.value}"
-    if DType.S32 in types and node.op not in _INTEGER_OPS:
-        return f"{node.op} of integers"
-    if node.dtype is DType.PRED and node.op != "compare" and node.op not in _PREDICATE_OPS:
-        return f"{node.op} of conditions"
-    if node.op == "compare" and operands[0].dtype is DType.PRED:
-        return "a comparison of conditions"
-    return None
-
-
-class _Elementwise:
-    """Writes element-wise ops on tiles.  Floats of 16 bits are computed in f32 and rounded after each op, as HLO says.
-
-    So equal values stay equal: the gradient of max(x, y) asks which of them it is.
-    """
-
-    def __init__(self, builder: Builder) -> None:
-        self.b = builder
-
-    def write(self, node: Node, given: Sequence[Tile]) -> Tile:
-        wide = [self.b.convert(x, DType.F32) if x.dtype.is_float else x for x in given]
-        result = self._write(node, wide)
-        return self.b.convert(result, node.dtype) if node.dtype.is_float else result
-
-    def _write(self, node: Node, given: Sequence[Tile]) -> Tile:
-        b, x = self.b, given[0]
-        if node.op in _BINARY:
-            code = _BINARY[node.op]
-            if not x.dtype.is_float:
-                code = code.removesuffix("-or-nan")
-            return b.elementwise(code, *given)
-        if node.op in _UNARY:
-            return b.elementwise(_UNARY[node.op], x)
-        match node.op:
-            case "negate":
-                return b.elementwise("subtract", -0.0, x)
-            case "exponential":
-                return b.exp2(x * LOG2_E)
-            case "log":
-                return b.log2(x) * LN_2
-            case "logistic":
-                return b.elementwise("divide", 1.0, b.exp2(x * -LOG2_E) + 1.0)
-            case "compare":
-                assert isinstance(node.attrs, CompareAttrs)
-                code, exchanged = _COMPARISONS[node.attrs.direction]
-                return b.elementwise(code, *(reversed(given) if exchanged else given))
-            case "select":
-                return b.select(*given)
-            case "clamp":
-                low, value, high = given
-                least = b.elementwise("maximum-or-nan", value, low)
-                return b.elementwise("minimum-or-nan", least, high)
-            case "not":
-                return b.elementwise("equal", x, 0)
-            case "convert" if x.dtype is DType.PRED:
-                return b.select(x, b.full(x.shape, 1), 0)
-            case "convert":
-                return b.convert(x, DType.F32)
-            case "copy":
-                return x
-        raise IllegalProduct(f"no tile program has {node}")
-
-
 # ---- the program
 
 
@@ -224,7 +108,6 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.cuts = find_cuts(self.body, self.attrs.rows)
-        self.elementwise = _Elementwise(self.b)
         outputs = self.body.outputs
         first_sum = len(outputs) - self.attrs.sums
         self.stored, self.summed = outputs[:first_sum], outputs[first_sum:]
@@ -396,7 +279,7 @@ class _Tile:
         if OPS[node.op].is_view:
             return self._view(node)
         given = [self.values[o] for o in node.operands]
-        return [self.writer.elementwise.write(node, tiles) for tiles in zip(*given, strict=True)]
+        return [write_elementwise(self.b, node, tiles) for tiles in zip(*given, strict=True)]
 
     def _extents(self, node: Node, piece: tuple[int, int]) -> tuple[int, int]:
         """Of a tile.  One number a row is a tile of one column."""

@@ -119,10 +119,6 @@ def bound(dtype: Any, precision: str, error: float) -> float:
     return 1.2 * error + (5e-5 if precision == "default" else 5e-7)
 
 
-WITHOUT_GRADIENT = ("bias", "f32_bias")
-"""Numbers are added to scores."""
-
-
 @pytest.mark.usefixtures("_own_kernels")
 @pytest.mark.parametrize(
     "dtype, precision",
@@ -139,8 +135,7 @@ def test_our_own_kernels_are_as_near_as_xla_s(name: str, dtype: Any, precision: 
     arrays = draw(dtype, *([given] if isinstance(given, np.ndarray) else []))
     if name in SHARED:
         arrays[1:] = [x[:, :, :GROUPS] for x in arrays[1:]]
-    of_gradient = 0 if name in WITHOUT_GRADIENT else 3
-    for which, count in ((function, 1), (make_gradient(function), of_gradient)):
+    for which, count in ((function, 1), (make_gradient(function), 3)):
         with jax.default_matmul_precision(precision):
             before, after, calls = measure_errors(which, arrays)
         assert calls == count

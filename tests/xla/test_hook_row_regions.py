@@ -144,3 +144,12 @@ def test_xla_compiles_conditions_and_integers_from_memory(monkeypatch: pytest.Mo
     arguments = put((draw_layers(), normal(*shape), *more))
     with hooked():
         assert TRITON in compile_ahead(fn, *arguments).as_text()
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_ops_that_products_take_in_run_with_their_first_reader(count: int) -> None:
+    """A step of few rows: its memory bounds the order, which names only what is stored."""
+    arguments = put((draw_layers(count=count), normal(4096, FEATURES)))
+    with hooked() as seen:
+        compile_ahead(step, *arguments)
+    assert seen.stitchings
