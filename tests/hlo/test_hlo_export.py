@@ -279,7 +279,7 @@ def test_the_cases_and_the_corpus_hold_every_op_of_the_table():
     for case in CASES.values():
         found |= ops_of(import_hlo(parse_hlo_text(f"{REGIONS}ENTRY e {{ {case} }}")))
     # No module keeps copy and call, the importer dissolves them; random states, custom calls, attention,
-    # products of few rows, mulhi and opaque ops have their own tests; these functions are spelled like the others.
+    # products of few rows, row regions, mulhi and opaque ops have their own tests; these functions are spelled like the others.
     alike = "acos acosh asin asinh atan atanh cosh sinh".split()
     rest = {
         "copy",
@@ -292,6 +292,7 @@ def test_the_cases_and_the_corpus_hold_every_op_of_the_table():
         "attention",
         "attention-gradient",
         "narrow-product",
+        "row-region",
         *alike,
     }
     assert set(OPS) - found <= rest
