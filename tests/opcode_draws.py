@@ -665,7 +665,7 @@ def _scan(x: Any, n: Any, inner: int, which: Any) -> Any:
     def step(carry: Any, row: Any) -> Any:
         return carry * 2 - row, (carry, row.sum())
 
-    return lax.scan(step, jnp.zeros_like(x[0]), x, reverse=inner % 2 == 1)
+    return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), x, reverse=inner % 2 == 1)
 
 
 def _scan_in_map(x: Any, n: Any, inner: int, which: Any) -> Any:
