@@ -278,8 +278,8 @@ def test_the_cases_and_the_corpus_hold_every_op_of_the_table():
         found |= ops_of(import_hlo(read_module(path)))
     for case in CASES.values():
         found |= ops_of(import_hlo(parse_hlo_text(f"{REGIONS}ENTRY e {{ {case} }}")))
-    # No module keeps copy and call, the importer dissolves them; random states, custom calls, attention,
-    # products of few rows, row regions, mulhi and opaque ops have their own tests; these functions are spelled like the others.
+    # No module keeps copy and call, the importer dissolves them; random states, custom calls, attention, products of
+    # few rows, row regions, mulhi and opaque ops have their own tests; these functions are spelled like the others.
     alike = "acos acosh asin asinh atan atanh cosh sinh".split()
     rest = {
         "copy",
