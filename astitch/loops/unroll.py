@@ -6,8 +6,7 @@ element-wise, so that a thread keeps its state in registers, and what stands aro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from astitch.graph.edit import is_pure, keep_live_nodes
 from astitch.graph.ir import GetTupleElementAttrs, Graph, Node, TupleType
@@ -15,6 +14,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.loops.analysis import count_turns
 from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.simplify import rewrite_graph, simplify
 
 MOST_TURNS = 32
@@ -113,14 +113,7 @@ def _goes_by_element(body: Graph, live: Mapping[str, Node]) -> bool:
 def _write_out(node: Node, turns: int, draft: Draft) -> list[str]:
     """The state after the last turn."""
     _, body = node.regions
-    live = keep_live_nodes(body.nodes, body.outputs)
-    state: Sequence[str] = node.operands
+    ops, state = DraftOps(node, draft), [*node.operands]
     for _ in range(turns):
-        values = dict(zip(body.parameters, state, strict=True))
-        for inner in live.values():
-            if not inner.is_parameter:
-                name = draft.fresh(f"{node.name}.{inner.name}")
-                operands = tuple(values[o] for o in inner.operands)
-                values[inner.name] = draft.put(replace(inner, name=name, operands=operands))
-        state = [values[output] for output in body.outputs]
-    return list(state)
+        state = ops.inline(body, state, body.outputs)
+    return state

@@ -13,7 +13,7 @@ from astitch.graph.ir import ArrayType, DimensionAttrs, GatherAttrs, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import DraftOps
-from astitch.rewrite.expand import find_coordinate
+from astitch.rewrite.expand import add_column, find_coordinate
 from astitch.rewrite.simplify import rewrite_graph
 
 
@@ -36,7 +36,7 @@ def _batch(node: Node, draft: Draft) -> str | None:
     places = free_dimensions(indices.array.rank, (a.index_vector_dim,))
     if a.index_vector_dim == indices.array.rank or not node.array.size:
         return None
-    columns = [_take_column(node, draft, indices, n) for n in range(len(a.start_index_map))]
+    columns = [add_column(node, draft, n) for n in range(len(a.start_index_map))]
     batches = dict(zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True))
     kept: list[str] = []
     starts: list[int] = []
@@ -72,18 +72,6 @@ def _batch(node: Node, draft: Draft) -> str | None:
     ops = DraftOps(node, draft)
     found = ops.add("gather", node.dtype, shape, (x.name, joined), attrs)
     return ops.reshape(found, node.shape) if dropped else found
-
-
-def _take_column(node: Node, draft: Draft, indices: Node, number: int) -> str:
-    """Component `number` of all index vectors, in the shape of the places."""
-    a = node.attrs
-    assert isinstance(a, GatherAttrs)
-    vector, rank = a.index_vector_dim, indices.array.rank
-    starts = [number if d == vector else 0 for d in range(rank)]
-    limits = [number + 1 if d == vector else n for d, n in enumerate(indices.shape)]
-    ops = DraftOps(node, draft)
-    rest = (*indices.shape[:vector], *indices.shape[vector + 1 :])
-    return ops.reshape(ops.cut(indices.name, starts, limits), rest)
 
 
 def _join_columns(node: Node, draft: Draft, columns: list[str], vector: int) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
 
-from astitch.graph.edit import is_pure, keep_live_nodes
+from astitch.graph.edit import is_pure
 from astitch.graph.ir import (
     BroadcastAttrs,
     ConditionalAttrs,
     ConstantAttrs,
     GetTupleElementAttrs,
-    Graph,
     Node,
     TupleType,
 )
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, become, read_splat
+from astitch.rewrite.draft_ops import DraftOps
 
 
 def project_known_result(node: Node, draft: Draft) -> Node | str | None:
@@ -60,16 +57,5 @@ def _known_result(node: Node, index: int, draft: Draft) -> str | None:
     first = 1 + sum(counts[:branch])
     operands = node.operands[first : first + counts[branch]]
     region = node.regions[branch]
-    return _inline(node, region, operands, region.outputs[index], draft)
-
-
-def _inline(origin: Node, region: Graph, operands: Sequence[str], output: str, draft: Draft) -> str:
-    """Put the nodes of `region` that `output` needs into the draft; the name of its value."""
-    values = dict(zip(region.parameters, operands, strict=True))
-    needed = keep_live_nodes(region.nodes, (output,))
-    for inner in needed.values():
-        if not inner.is_parameter:
-            name = draft.fresh(f"{origin.name}.{inner.name}")
-            inner_operands = tuple(values[o] for o in inner.operands)
-            values[inner.name] = draft.put(replace(inner, name=name, operands=inner_operands))
-    return values[output]
+    (found,) = DraftOps(node, draft).inline(region, operands, (region.outputs[index],))
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -123,6 +124,16 @@ class DraftOps:
                 found = tuple(values[o] for o in inner.operands)
                 values[inner.name] = self.add(inner.op, inner.dtype, shape, found, inner.attrs)
         return values[region.outputs[0]]
+
+    def inline(self, region: Graph, operands: Sequence[str], outputs: Sequence[str]) -> list[str]:
+        """Some outputs of a region, given its parameters.  Only what they need is put."""
+        values = dict(zip(region.parameters, operands, strict=True))
+        for inner in keep_live_nodes(region.nodes, outputs).values():
+            if not inner.is_parameter:
+                name = self.draft.fresh(f"{self.origin.name}.{inner.name}")
+                read = tuple(values[o] for o in inner.operands)
+                values[inner.name] = self.draft.put(replace(inner, name=name, operands=read))
+        return [values[output] for output in outputs]
 
     def slice_windows(
         self, padded: str, window: Sequence[WindowDimension], shape: Sequence[int]

@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     ConstantAttrs,
     DimensionsAttrs,
     DType,
+    GatherAttrs,
     GetTupleElementAttrs,
     Graph,
     IotaAttrs,
@@ -258,8 +259,10 @@ def _plan_scatter(
 
 
 def add_column(node: Node, draft: Draft, number: int) -> str:
-    """Component `number` of all index vectors, in the shape of the indices without that dimension."""
-    indices, vector = draft[node.operands[1]], _scatter_attrs(node).index_vector_dim
+    """Component `number` of all index vectors of a gather or scatter, in the shape of the indices without that
+    dimension."""
+    assert isinstance(node.attrs, GatherAttrs | ScatterAttrs)
+    indices, vector = draft[node.operands[1]], node.attrs.index_vector_dim
     if vector == indices.array.rank:
         return indices.name
     starts = [number if d == vector else 0 for d in range(indices.array.rank)]

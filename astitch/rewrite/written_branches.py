@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from astitch.graph.edit import is_pure
 from astitch.graph.ir import (
-    BroadcastAttrs,
     ConditionalAttrs,
     DType,
     GetTupleElementAttrs,
@@ -31,8 +30,6 @@ def write_branches(graph: Graph) -> Graph:
     chosen: dict[str, list[str]] = {}
 
     def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if node.name not in graph.nodes:
-            return None
         if isinstance(node.attrs, ConditionalAttrs):
             regions = [write_branches(region) for region in node.regions]
             if not all(map(_can_write, regions)):
@@ -41,9 +38,9 @@ def write_branches(graph: Graph) -> Graph:
             if not isinstance(node.type, TupleType):
                 return found[0]
             chosen[node.name] = found
-        if isinstance(attrs := graph[node.name].attrs, GetTupleElementAttrs):
+        if isinstance(node.attrs, GetTupleElementAttrs):
             (source,) = graph[node.name].operands
-            return chosen[source][attrs.index] if source in chosen else None
+            return chosen[source][node.attrs.index] if source in chosen else None
         return None
 
     return rewrite_graph(graph, lambda rule, node: None, change)
@@ -61,14 +58,14 @@ def _choose(node: Node, draft: Draft) -> list[str]:
     attrs = node.attrs
     assert isinstance(attrs, ConditionalAttrs)
     selector, *operands = node.operands
+    ops = DraftOps(node, draft)
     results: list[list[str]] = []
     first = 0
     for count, region in zip(attrs.operand_counts, node.regions, strict=True):
-        given = tuple(operands[first : first + count])
-        results.append(_inline(node, region, given, draft))
+        given = operands[first : first + count]
+        results.append(ops.inline(region, given, region.outputs))
         first += count
     *others, last = results
-    ops = DraftOps(node, draft)
     # One of several branches is named by its number; the last one has all other numbers, too.
     for number, branch in reversed([*enumerate(others)]):
         test = selector
@@ -83,17 +80,4 @@ def _select(ops: DraftOps, test: str, a: str, b: str) -> str:
     """select(test, a, b) for one truth.  Equal values need none."""
     if a == b:
         return a
-    shape = ops.draft[a].shape
-    where = ops.add("broadcast", DType.PRED, shape, (test,), BroadcastAttrs(())) if shape else test
-    return ops.select(where, a, b)
-
-
-def _inline(node: Node, region: Graph, operands: tuple[str, ...], draft: Draft) -> list[str]:
-    """The results of a branch.  A tuple's parts are put with the op that makes them."""
-    values = dict(zip(region.parameters, operands, strict=True))
-    for inner in region:
-        if not inner.is_parameter:
-            name = draft.fresh(f"{node.name}.{inner.name}")
-            read = tuple(values[operand] for operand in inner.operands)
-            values[inner.name] = draft.put(replace(inner, name=name, operands=read))
-    return [values[output] for output in region.outputs]
+    return ops.select(ops.spread(test, ops.draft[a].shape), a, b)
