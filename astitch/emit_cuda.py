@@ -351,7 +351,6 @@ class _Printer:
 
     def text(self) -> Iterator[str]:
         kernel = self.kernel
-        yield '#include "astitch.cuh"'
         yield f"// {kernel.name}: grid {kernel.grid} x {kernel.block} threads, {kernel.shared_bytes} B shared"
         for source in kernel.sources[:8]:
             yield f"//   {comment(source)}"
@@ -882,10 +881,16 @@ def _point_to(parameter: k.Parameter) -> Pointer:
 
 def emit_cuda(kernel: k.Kernel, abi: LaunchAbi = CUPY) -> str:
     """The translation unit of a kernel under an ABI; equal kernels give equal bytes."""
-    first, *lines = _Printer(kernel, abi).text()
+    lines = [*_Printer(kernel, abi).text()]
+    return "\n".join([*list_headers(lines), *lines]) + "\n"
+
+
+def list_headers(lines: Iterable[str]) -> list[str]:
+    """The lines that include what these lines of a kernel need."""
+    headers = ['#include "astitch.cuh"']
     if any(COMPLEX_TYPE.search(line) for line in lines):
-        first += '\n#include "complex.cuh"'
-    return "\n".join([first, *lines]) + "\n"
+        headers.append('#include "complex.cuh"')
+    return headers
 
 
 def emit_parts(kernel: k.Kernel) -> tuple[list[str], list[str], list[str]]:

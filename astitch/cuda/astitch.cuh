@@ -124,13 +124,12 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
 }
 #define ASTITCH_GLOBAL_BARRIER(word) astitch_global_barrier(word)
 
-// The blocks of a cluster meet by a barrier of the hardware, which needs no word in memory.
+// The blocks of a cluster meet by a barrier of the hardware, which needs no word in memory.  For a GPU without clusters a
+// kernel with it does not compile.
 __device__ __forceinline__ void astitch_cluster_barrier()
 {
-#if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
 }
 #define ASTITCH_CLUSTER_BARRIER(word) astitch_cluster_barrier()
 

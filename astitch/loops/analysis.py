@@ -6,7 +6,7 @@ scan's state play few roles (counter, invariant, stack, carried value), which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,16 +154,22 @@ def find_starts(graph: Graph, node: Node) -> dict[int, Literal]:
     return found
 
 
+def refuse_effects(node: Node, inside: Iterable[Node]) -> LoopRefusal | None:
+    """The refusal of a while in which one of these ops may do more than give a value; None where none does."""
+    for inner in inside:
+        if not is_pure(inner):
+            reason = f"%{inner.name} is a {inner.op}, which may do more than give a value"
+            return LoopRefusal(node.name, reason)
+    return None
+
+
 def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | LoopRefusal:
     """The roles of a while's state.  graph: where the while stands.  carries: an array that a turn writes to in some
     other way than slice by slice is carried like others; else that is refused.
     """
     condition, body = node.regions
-    for inner in body:
-        if not is_pure(inner):
-            return LoopRefusal(
-                node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
-            )
+    if (refused := refuse_effects(node, body)) is not None:
+        return refused
     starts = find_counters(graph, node)
     trips = _count_trips(condition, starts)
     if trips is None:

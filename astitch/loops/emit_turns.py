@@ -7,11 +7,11 @@ state has two places, and a turn reads the one that the turn before has written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import ACCESS_BYTES
-from astitch.emit_cuda import COMPLEX_TYPE, emit_parts
+from astitch.emit_cuda import emit_parts, list_headers
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Literal
 from astitch.graph.ops import OPS
 from astitch.graph.storage import storage_name, stored_value
@@ -19,6 +19,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment, compute_type, render_number, render_value
 from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
 from astitch.loops.analysis import Affine, Invariant, Loop, Place, Stack
+from astitch.loops.row_dimensions import is_varied
 from astitch.loops.turns import Level, Turns
 from astitch.program.steps import ALIGNMENT_BYTES, CudaKernel
 
@@ -30,15 +31,14 @@ class TurnsPlan:
     """A loop as one kernel, which is the kernel of a turn in a loop.
 
     kernel: of a turn.  graph: what it computes: that of the turns, as it was when it was planned.
-    used: the parts of the final state that are its results.  us: the projection.  turn_us: of a turn; now_us: of one as
-    the loop would be else.  cluster: are the blocks one cluster of the hardware, where XLA launches them?
+    used: the parts of the final state that are its results.  turn_us: microseconds projected for a turn; now_us: for
+    one as the loop would be else.  cluster: are the blocks one cluster of the hardware, where XLA launches them?
     """
 
     turns: Turns
     graph: Graph
     kernel: k.Kernel
     used: tuple[int, ...]
-    us: float
     turn_us: float
     now_us: float
     cluster: bool = False
@@ -46,6 +46,11 @@ class TurnsPlan:
     @property
     def loop(self) -> Loop:
         return self.turns.loop
+
+    @property
+    def us(self) -> float:
+        """Microseconds projected for all turns; for one where nobody knows how many there are."""
+        return self.turn_us * max(self.loop.trips, 1)
 
     @property
     def block(self) -> int:
@@ -99,6 +104,13 @@ class _Emitter:
     """Writes the kernel.
 
     made, slices: by state, the output of the turn that it becomes, or a slice of it.
+    copies: the states that no kernel computes, and where from they are copied.
+    keys: by carried state, what it becomes: a value of the turn, or a copy.  States may become the same.
+    owners: by key, the state that it has two places for; the slice of a stack needs none.  numbers: of the places.
+    stacks: by value that a kernel writes as the slice of a stack, this stack.
+    stacked: the other stacks, whose slices are copied, and where from.
+    unwritten: by stack, where the blocks leave a slice that another block writes.
+    asked: the two places of what the condition says, where the turn computes it.
     """
 
     def __init__(self, plan: TurnsPlan, name: str, abi: LaunchAbi) -> None:
@@ -113,6 +125,7 @@ class _Emitter:
         self.written = {p.source for p in self.kernel.arguments if p.written}
         self.operands: dict[int, None] = {}
         self.lines: list[str] = []
+        self.choose_places()
 
     def out(self, depth: int, text: str) -> None:
         self.lines.append("  " * depth + text)
@@ -138,14 +151,11 @@ class _Emitter:
         if self.scratch_bytes:
             pointers.append(Pointer("unsigned char", "scratch"))
         words = k.BARRIER_STRIDE if kernel.grid > 1 else 0
-        bounds = f"{kernel.block}, {max(kernel.blocks_per_sm, 1)}"
+        bounds = f"{kernel.block}, {plan.blocks_per_sm}"
         cluster = kernel.grid if self.clusters else 0
         entry = Entry(self.name, bounds, tuple(pointers), words, cluster=cluster)
         lines = [*reducers, *render_entry(entry, self.abi), *before, *self.lines, "}"]
-        head = ['#include "astitch.cuh"']
-        if any(COMPLEX_TYPE.search(line) for line in lines):
-            head.append('#include "complex.cuh"')
-        head += ["", f"// {comment(str(plan))}"]
+        head = [*list_headers(lines), "", f"// {comment(str(plan))}"]
         made = CudaKernel(
             self.name,
             "\n".join([*head, *lines]) + "\n",
@@ -153,7 +163,7 @@ class _Emitter:
             kernel.block,
             kernel.shared_bytes,
             0,
-            max(kernel.blocks_per_sm, 1),
+            plan.blocks_per_sm,
             barrier_words=words,
         )
         literals = tuple(value for _, value in constants)
@@ -197,9 +207,8 @@ class _Emitter:
 
     def find_place(self, level: Level) -> str:
         """The number of a block along a dimension of rows."""
-        at = next(
-            n for n, other in enumerate(self.turns.levels) if other is level
-        )  # some are equal
+        # Two dimensions may be equal in all that is known of them, so that index() could find the other one.
+        at = next(n for n, other in enumerate(self.turns.levels) if other is level)
         inner = math.prod(other.blocks for other in self.turns.levels[at + 1 :])
         return f"(blockIdx.x / {inner} % {level.blocks})"
 
@@ -258,15 +267,13 @@ class _Emitter:
 
     # ---- before the turns --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """The two places of each value, and the state that the first turn reads."""
-        owners: dict[str, int] = {}
-        self.copies: dict[int, str] = {}  # states that a turn hands on: by state, where from
-        self.values: dict[int, str] = {}  # by state, the value that it becomes
-        self.stacks: dict[str, int] = {}  # by the value that is its slice
-        self.stacked: dict[
-            int, str
-        ] = {}  # stacks of what no turn computes, or another stack has: where from
+    def choose_places(self) -> None:
+        """Which values have two places, and which lie in a stack or are copied."""
+        self.copies: dict[int, str] = {}
+        self.keys: dict[int, str] = {}
+        self.owners: dict[str, int] = {}
+        self.stacks: dict[str, int] = {}
+        self.stacked: dict[int, str] = {}
         carried = {self.source_of(output) for output in self.made.values()}
         for state, output in self.slices.items():
             source = self.source_of(output)
@@ -280,13 +287,17 @@ class _Emitter:
             source = self.source_of(output)
             if source not in self.written:
                 self.copies[state] = source
+                self.keys[state] = f"copy {state}"
                 continue
-            self.values[state] = source
+            self.keys[state] = source
             if source not in self.stacks:  # else the next turn reads the slice
-                owners.setdefault(source, state)
-        self.owners = owners
-        placed = [*owners.items(), *((f"copy {n}", n) for n in self.copies)]
-        for number, (_, state) in enumerate(placed):
+                self.owners.setdefault(source, state)
+        self.owners |= {self.keys[state]: state for state in self.copies}
+        self.numbers = {key: number for number, key in enumerate(self.owners)}
+
+    def begin(self) -> None:
+        """The two places of each value, and the state that the first turn reads."""
+        for number, state in enumerate(self.owners.values()):
             type_ = self.own_type(state)
             kind = STORAGE[type_.dtype]
             used = state in self.plan.used and not self.writes(state)
@@ -296,7 +307,6 @@ class _Emitter:
                 own, other = other, own
             self.out(1, f"{kind}* even_{number} = {own};")
             self.out(1, f"{kind}* odd_{number} = {other};")
-        self.numbers = {key: number for number, (key, _) in enumerate(placed)}
         for state in self.turns.carried:
             kind = STORAGE[self.type(state).dtype]
             start = self.find_start(state)
@@ -310,24 +320,26 @@ class _Emitter:
             if self.writes(state)
         }
         if self.turns.asks:
-            self.asked = (
-                self.spare(ArrayType(DType.PRED, ())),
-                self.spare(ArrayType(DType.PRED, ())),
-            )
+            truth = ArrayType(DType.PRED, ())
+            self.asked = self.spare(truth), self.spare(truth)
 
     def find_start(self, state: int) -> str:
         """Where a state that starts as one number is written before the first turn; else nowhere."""
-        source = self.values.get(state, f"copy {state}")
-        own = state in self.copies or self.owners.get(source) == state
-        return f"odd_{self.numbers[source]}" if own and state in self.loop.starts else ""
+        key = self.keys[state]
+        own = self.owners.get(key) == state
+        return f"odd_{self.numbers[key]}" if own and state in self.loop.starts else ""
 
     def write_start(self, state: int) -> None:
         """What a state starts with, in the place that the first turn reads: no array is needed for it."""
         if where := self.find_start(state):
             value = render_number(self.loop.starts[state])
             kind = STORAGE[self.type(state).dtype]
-            self.out(1, f"for (long long i = {self.first_thread}; i < {self.own_size(state)}; ")
-            self.lines[-1] += f"i += {self.threads}) {where}[i] = store_as<{kind}>({value});"
+            loop = self.loop_over(self.own_size(state))
+            self.out(1, f"{loop} {where}[i] = store_as<{kind}>({value});")
+
+    def loop_over(self, elements: int) -> str:
+        """The head of a loop in which the threads that share a state share its elements i."""
+        return f"for (long long i = {self.first_thread}; i < {elements}; i += {self.threads})"
 
     @property
     def meet(self) -> str:
@@ -365,13 +377,15 @@ class _Emitter:
         if self.turns.asks:
             self.out(2, "if (!*asked) break;")
         for state in self.turns.carried:
-            key = self.values.get(state, f"copy {state}")
-            if key in self.stacks:
-                self.out(2, f"now_{state} = {self.slice_of(self.stacks[key])};")
-            else:
-                number = self.numbers[key]
-                self.out(2, f"now_{state} = turn % 2 ? odd_{number} : even_{number};")
+            key = self.keys[state]
+            made = self.slice_of(self.stacks[key]) if key in self.stacks else self.find_new(key)
+            self.out(2, f"now_{state} = {made};")
         self.out(1, "}")
+
+    def find_new(self, key: str) -> str:
+        """Of the two places of a value, the one that the turn writes."""
+        number = self.numbers[key]
+        return f"turn % 2 ? odd_{number} : even_{number}"
 
     def ask(self, condition: Graph) -> None:
         """Ends the loop where single numbers of the state say so."""
@@ -413,16 +427,10 @@ class _Emitter:
 
     def point(self) -> Iterator[str]:
         """The parameters of the turn's kernel."""
-        places: Mapping[str, str] = {
-            source: f"turn % 2 ? odd_{n} : even_{n}"
-            for key, n in self.numbers.items()
-            if (source := key) in self.owners
-        }
         asked = self.source_of(self.graph.outputs[-1]) if self.turns.asks else ""
         for parameter in self.kernel.arguments:
             kind, name, source = STORAGE[parameter.dtype], parameter.name, parameter.source
-            if level := next((n for n in self.turns.levels if n.first_row == source), None):
-                first = f"({kind})({self.find_place(level)} * {level.rows})"
+            if first := self.find_first_row(source, kind):
                 yield f"const {kind} {name}_row[1] = {{{first}}};"
                 yield f"const {kind}* const {name} = {name}_row;"
             elif source in self.turns.slices:
@@ -436,14 +444,19 @@ class _Emitter:
                     yield f"const {kind}* const {name} = {self.own_operand(state)};"
                 else:
                     yield f"const {kind}* const {name} = now_{state};"
-            elif source in places:
-                yield f"{kind}* const {name} = {places[source]};"
+            elif source in self.owners:
+                yield f"{kind}* const {name} = {self.find_new(source)};"
             elif source in self.stacks:
                 yield f"{kind}* const {name} = {self.slice_of(self.stacks[source])};"
             elif source == asked:
                 even, odd = self.asked
                 yield f"{kind}* const {name} = turn % 2 ? {odd} : {even};"
                 yield f"{kind}* const asked = {name};"
+
+    def find_first_row(self, source: str, kind: str) -> str:
+        """The number of a block's first row, where a parameter of the turn is that; else nothing."""
+        level = next((n for n in self.turns.levels if n.first_row == source), None)
+        return f"({kind})({self.find_place(level)} * {level.rows})" if level else ""
 
     def slice_of(self, state: int) -> str:
         """Where a turn writes its slice of a stack: somewhere else, where another block writes it."""
@@ -474,18 +487,15 @@ class _Emitter:
     def copy(self) -> None:
         """What a turn hands on as it was, or begins anew."""
         for state, source in self.copies.items():
-            number = self.numbers[f"copy {state}"]
             value = self.read_old(state, source)
-            self.out(2, f"for (long long i = {self.first_thread}; ")
-            self.lines[-1] += f"i < {self.own_size(state)}; i += {self.threads}) {{"
-            self.out(3, f"(turn % 2 ? odd_{number} : even_{number})[i] = {value};")
+            self.out(2, f"{self.loop_over(self.own_size(state))} {{")
+            self.out(3, f"({self.find_new(self.keys[state])})[i] = {value};")
             self.out(2, "}")
         if any(source in self.written for source in self.stacked.values()):
             self.out(2, f"{self.meet};  // stacks have what others have got")
         for state, source in self.stacked.items():
             if source in self.owners:
-                number = self.numbers[source]
-                value = f"(turn % 2 ? odd_{number} : even_{number})[i]"
+                value = f"({self.find_new(source)})[i]"
             elif source in self.stacks:
                 value = f"({self.slice_of(self.stacks[source])})[i]"
             else:
@@ -493,10 +503,7 @@ class _Emitter:
             role = self.loop.roles[state]
             assert isinstance(role, Stack)
             size = self.own_size(state) // self.type(state).shape[role.place.dimension]
-            self.out(
-                2, f"for (long long i = {self.first_thread}; i < {size}; i += {self.threads}) "
-            )
-            self.lines[-1] += f"({self.slice_of(state)})[i] = {value};"
+            self.out(2, f"{self.loop_over(size)} ({self.slice_of(state)})[i] = {value};")
 
     def read_old(self, state: int, source: str) -> str:
         """Element i of a value that no kernel computes."""
@@ -509,8 +516,8 @@ class _Emitter:
             return f"({self.own_operand(other) if fixed else f'now_{other}'})[i]"
         if source in self.turns.slices:
             return f"({self.read_slice(source)})[i]"
-        if level := next((n for n in self.turns.levels if n.first_row == source), None):
-            return f"({kind})({self.find_place(level)} * {level.rows})"
+        if first := self.find_first_row(source, kind):
+            return first
         value = find_repeated(self.graph, source)
         assert value is not None
         return f"store_as<{kind}>({render_number(value)})"
@@ -527,9 +534,8 @@ class _Emitter:
                 test = self.writes(state)
                 alone = f" && {test}" if test else ""
                 self.out(1, f"if (now_{state} != {self.own_result(state)}{alone}) {{")
-                self.out(2, f"for (long long i = {self.first_thread}; i < {self.own_size(state)}; ")
-                self.lines[-1] += f"i += {self.threads}) "
-                self.lines[-1] += f"({self.own_result(state)})[i] = now_{state}[i];"
+                loop = self.loop_over(self.own_size(state))
+                self.out(2, f"{loop} ({self.own_result(state)})[i] = now_{state}[i];")
                 self.out(1, "}")
 
 
@@ -547,9 +553,7 @@ def find_repeated(graph: Graph, name: str) -> Literal | None:
     node = graph[stored_value(graph, name)]
     while OPS[node.op].is_broadcast or OPS[node.op].keeps_order:
         node = graph[node.operands[0]]
-    if not isinstance(node.attrs, ConstantAttrs):
+    if not isinstance(node.attrs, ConstantAttrs) or is_varied(node.attrs.value):
         return None
     values = node.attrs.value.numpy().reshape(-1)
-    if node.array.size != 1 and values[:1].tobytes() * len(values) != values.tobytes():
-        return None
     return Literal.of(values[:1].reshape(()).copy()) if node.array.size else None

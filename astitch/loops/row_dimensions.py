@@ -265,7 +265,7 @@ def counts_up(body: Graph, node: Node) -> bool:
 def is_varied(value: Literal) -> bool:
     """Has a constant several elements that differ?"""
     elements = value.numpy().reshape(-1)
-    return any(element.tobytes() != elements[0].tobytes() for element in elements)
+    return elements[:1].tobytes() * len(elements) != elements.tobytes()
 
 
 def _moves(body: Graph, node: Node, dimension: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from astitch.graph.edit import free_name, is_pure
+from astitch.graph.edit import free_name
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, ParameterAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.loops.analysis import (
@@ -30,6 +30,7 @@ from astitch.loops.analysis import (
     find_counters,
     find_integers,
     find_starts,
+    refuse_effects,
 )
 
 
@@ -87,10 +88,8 @@ class Turns:
 def find_turns(graph: Graph, node: Node, used: Collection[int]) -> Turns | LoopRefusal:
     """The turns of a while.  used: the parts of its final state that somebody reads."""
     condition, body = node.regions
-    for inner in (*condition, *body):
-        if not is_pure(inner):
-            reason = f"%{inner.name} is a {inner.op}, which may do more than give a value"
-            return LoopRefusal(node.name, reason)
+    if (refused := refuse_effects(node, (*condition, *body))) is not None:
+        return refused
     if count_turns(graph, node) is not None:
         found = analyse_loop(graph, node, carries=True)
         if isinstance(found, LoopRefusal):

@@ -156,8 +156,7 @@ def _plan_part(
     if not timed:
         return "no kernel of a turn fits the device"
     turn_us, kernel, cluster = min(timed, key=lambda item: item[0])
-    trips = max(turns.loop.trips, 1)
-    plan = TurnsPlan(turns, planned, kernel, results, turn_us * trips, turn_us, now_us, cluster)
+    plan = TurnsPlan(turns, planned, kernel, results, turn_us, now_us, cluster)
     if not _writes_all(plan):
         return "a turn hands on an array that no kernel computes"
     bytes_ = emit_turns(plan, "loop_0").scratch_bytes

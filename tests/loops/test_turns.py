@@ -476,6 +476,7 @@ def test_rows_have_blocks_of_their_own(
     monkeypatch.setattr(plan_turns, "GAIN", 100.0)
     monkeypatch.setattr(plan_turns, "_list_parts", lambda turns, gpu: [take_rows(turns, rows)])
     compilation = compile_loops(fn, arguments)
+    assert compilation.loops
     for note in compilation.loops:
         assert f"blocks, each with {rows} of the rows," in note
     assert_computes(compilation, fn, arguments)
