@@ -201,7 +201,8 @@ def _move_back(
         )
         if first < here and sum(array_of(graph[o]).bytes for o in alone) >= array_of(node).bytes:
             stage.update(dict.fromkeys(moved, first))
-    for node in reversed(list(graph)):  # what each reader computes for itself
+    # A number repeated is computed by each of its readers, so it is no later than the first that moved back.
+    for node in reversed(list(graph)):
         if node.name not in outside and is_embedded(graph, node.name):
             stage[node.name] = min([stage[node.name], *(stage[u] for u in graph.users[node.name])])
 

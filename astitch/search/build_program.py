@@ -350,11 +350,10 @@ class _ProgramBuilder:
         queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)
         turns = self.find_turns(stages)
         for number, scope in enumerate(self.scopes.scopes):
-            turn = self.find_turn(scope.name, 2 * scope.stage + 1)
             if scope.name in self.plans:
-                queue.append((turn, number, self.plans[scope.name]))
+                queue.append((turns[scope.members[0]], number, self.plans[scope.name]))
             elif scope.name in self.left:
-                queue.append((turn, number, scope))
+                queue.append((turns[scope.members[0]], number, scope))
         for number, node in enumerate(self.graph):
             if node.name in self.outside and OPS[node.op].kind is not Kind.PROJECTION:
                 # Library calls first, so that the rest is together.  Of one turn only these and what they take in
@@ -385,31 +384,28 @@ class _ProgramBuilder:
         return self.assemble(name, outputs)
 
     def find_turns(self, stages: Mapping[str, int]) -> dict[str, int]:
-        """When each outside op runs.  Where only others have a turn, it has that of its first reader."""
+        """When each op of a stitch op and each outside op runs: by its stage, or as the scopes say.
+
+        Scopes.turns names the steps that store a value.  An op that XLA computes with its readers runs with the first.
+        """
+        named = self.scopes.turns
         turns: dict[str, int] = {}
         for scope in self.scopes.scopes:
-            turn = self.find_turn(scope.name, 2 * scope.stage + 1)
-            turns.update(dict.fromkeys(scope.members, turn))
+            turn = self.find_named_turn(scope.name, 2 * scope.stage + 1)
+            turns |= dict.fromkeys(scope.members, turn)
         for node in reversed(list(self.graph)):
-            readers = [turns[user] for user in self.graph.users[node.name] if user in turns]
             if node.name in self.outside:
-                otherwise = 2 * stages[node.name]
-                if self.scopes.turns and readers:
-                    otherwise = min(readers)
-                turns[node.name] = self.find_turn(node.name, otherwise)
-            elif readers and OPS[node.op].kind is Kind.PROJECTION:
-                turns.setdefault(node.name, min(readers))
+                users = self.graph.users[node.name] if named else ()
+                readers = (turns[user] for user in users if user in turns)
+                with_first = min(readers, default=2 * stages[node.name])
+                turns[node.name] = named.get(node.name, with_first)
         return turns
 
-    def find_turn(self, name: str, otherwise: int) -> int:
-        """When a stitch op or another op runs, where the scopes say so; a part of a stitch op when that would."""
-        if not self.scopes.turns:
-            return otherwise
-        while name not in self.scopes.turns:
-            name, _, part = name.rpartition("_")
-            if not part:
-                return otherwise
-        return self.scopes.turns[name]
+    def find_named_turn(self, scope: str, otherwise: int) -> int:
+        """When a stitch op runs, where Scopes.turns says so; a part of one when that would."""
+        while scope and scope not in self.scopes.turns:
+            scope = scope.rpartition("_")[0]
+        return self.scopes.turns.get(scope, otherwise)
 
     def build_whole(self, name: str, reason: str) -> Program:
         """The program in which nothing of ours computes anything."""

@@ -107,6 +107,22 @@ def test_an_op_on_a_parameter_moves_to_its_reader() -> None:
     assert scopes.scopes[0].inputs == ("bias", "d")
 
 
+def test_a_result_stays_with_an_operand_that_stays_behind() -> None:
+    """Both would be stored, and one needs to be.  The number repeated that it reads is no later either."""
+    g = GraphBuilder()
+    x, y = g.parameter("f32[512,512]", "x"), g.parameter("f32[512,512]", "y")
+    a, b = g.dot(x, y, (1,), (0,), name="a"), g.dot(y, x, (1,), (0,), name="b")
+    turned = [g.transpose(d, (1, 0)) for d in (a, b)]
+    total = g.same("add", *turned, name="total")
+    half = g.splat(0.5, "f32[512,512]", name="half")
+    result = g.same("multiply", total, half, name="result")
+    late = g.dot(g.dot(a, b, (1,), (0,)), x, (1,), (0,), name="late")
+    stage = choose_stages(Left(g.build(result, late))).stage
+    assert stage["late"] == 3
+    assert stage["total"] == stage["result"] == 1
+    assert stage["half"] <= stage["result"]
+
+
 def test_a_reduce_of_what_the_early_scope_computes_does_not_move() -> None:
     """Moving it would store the large value instead of the small one."""
     g = GraphBuilder()
