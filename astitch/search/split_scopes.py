@@ -141,13 +141,14 @@ class Reason:
 class Split:
     """A decision.  scope: what was looked at, and reason: why.  whole_us: infinite if it has no plan as a whole.
     parts: the stitch ops that replace it, none if it stays.  parts_us: the best split, as drafted where that was reason
-    enough; infinite if none was found."""
+    enough; infinite if none was found.  is_too_large: does it stay since no split that is worth it fits in memory?"""
 
     scope: str
     reason: Reason
     whole_us: float
     parts: tuple[str, ...]
     parts_us: float
+    is_too_large: bool = False
 
     @property
     def undo(self) -> str:
@@ -156,6 +157,8 @@ class Split:
 
     def __str__(self) -> str:
         what = f"split into {', '.join(self.parts)}" if self.parts else "kept whole"
+        if self.is_too_large:
+            what += ", as its parts would hold more than memory allows"
         return (
             f"{self.scope}: {self.reason}: {what} "
             f"(whole {self.whole_us:.2f} us, best split {self.parts_us:.2f} us)"
@@ -523,14 +526,17 @@ class _Splitter:
         graph = self.scopes.graph
         best = self.find_best(graph, scope, structure_of(graph, scope), reason, whole_us, whole)
         asked = reason.symptom is Symptom.ASKED and best.parts_us < math.inf
-        parts = self.divide(graph, scope, best) if asked else None
-        if best.is_worth and not asked:
+        parts = None
+        if asked:
+            parts = self.divide(graph, scope, best)
+        elif best.is_worth:
             parts = self.divide_within_memory(scope, best)
         if parts is not None:
             self.take(scope, reason, whole_us, parts, rounds)
             return True
         if reason.symptom is not Symptom.XLA or best.parts_us < whole_us:
-            self.splits.append(Split(scope.name, reason, whole_us, (), best.parts_us))
+            kept = Split(scope.name, reason, whole_us, (), best.parts_us, best.is_worth)
+            self.splits.append(kept)
         return False
 
     def find_best(

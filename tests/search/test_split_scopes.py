@@ -511,6 +511,8 @@ def test_parts_hand_on_no_more_than_memory_allows(
     peak = schedule(list_steps(found.scopes)).peak
     assert (len(found.plans) > 1) is (share > 0)
     assert peak <= max(limit, array)
+    kept = "kept whole, as its parts would hold more than memory allows (whole 100.00 us"
+    assert (kept in str(found.splits[0])) is (share == 0)
 
 
 @pytest.mark.parametrize(("part_us", "looked_at"), [(7.0, False), (3.0, True)])
