@@ -40,7 +40,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops.attention import ARRAYS, has_two_statistics
 from astitch.rewrite.draft import Log
-from astitch.rewrite.draft_ops import Region
+from astitch.rewrite.draft_ops import Region, number_zero, write_addition
 
 LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
@@ -439,16 +439,12 @@ class _Place:
             for name in (given, o)
         ]
         product = self.add(origin, "multiply", wide, factors)
-        region = Region(DType.F32)
         kept = sorted(order[:3])
-        scalar = ArrayType(DType.F32, ())
-        zero = self.add(
-            origin, "constant", scalar, (), ConstantAttrs(Literal.of(np.zeros((), np.float32)))
-        )
+        zero = self.add(origin, "constant", ArrayType(DType.F32, ()), (), number_zero(DType.F32))
         rows = ArrayType(DType.F32, tuple(wide.shape[d] for d in kept))
         attrs, regions = (
             DimensionsAttrs((order[3],)),
-            (region.end("add", region.op("add", DType.F32, ("a", "b"))),),
+            (write_addition(DType.F32),),
         )
         total = self.add(origin, "reduce", rows, (product, zero), attrs, regions)
         permutation = tuple(kept.index(d) for d in order[:3])

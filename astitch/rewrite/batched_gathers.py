@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from astitch.graph.ir import ArrayType, DimensionAttrs, GatherAttrs, Graph, Node
+from astitch.graph.ir import GatherAttrs, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import DraftOps
@@ -79,8 +79,4 @@ def _join_columns(node: Node, draft: Draft, columns: list[str], vector: int) -> 
     ops = DraftOps(node, draft)
     shape = draft[columns[0]].shape
     single = (*shape[:vector], 1, *shape[vector:])
-    parts = tuple(ops.reshape(column, single) for column in columns)
-    if len(parts) == 1:
-        return parts[0]
-    whole = ArrayType(draft[parts[0]].dtype, (*shape[:vector], len(parts), *shape[vector:]))
-    return ops.add("concatenate", whole.dtype, whole.shape, parts, DimensionAttrs(vector))
+    return ops.concatenate([ops.reshape(column, single) for column in columns], vector)

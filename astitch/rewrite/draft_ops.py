@@ -18,6 +18,7 @@ from astitch.graph.ir import (
     BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
+    DimensionAttrs,
     DimensionsAttrs,
     DType,
     Graph,
@@ -92,6 +93,16 @@ class DraftOps:
         attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(starts))
         shape = [limit - start for start, limit in zip(starts, limits, strict=True)]
         return self.add("slice", self.draft[x].dtype, shape, (x,), attrs)
+
+    def concatenate(self, pieces: Sequence[str], dimension: int) -> str:
+        """One behind the other; of one piece itself."""
+        if len(pieces) == 1:
+            return pieces[0]
+        first = self.draft[pieces[0]].array
+        shape = list(first.shape)
+        shape[dimension] = sum(self.draft[piece].shape[dimension] for piece in pieces)
+        attrs = DimensionAttrs(dimension)
+        return self.add("concatenate", first.dtype, shape, tuple(pieces), attrs)
 
     def sum(self, x: str, dimensions: Sequence[int]) -> str:
         array = self.draft[x].array
@@ -169,6 +180,11 @@ class Region:
 
     def end(self, name: str, result: str) -> Graph:
         return Graph(name, self.origins, ("a", "b"), (result,))
+
+
+def number_zero(dtype: DType) -> ConstantAttrs:
+    """Of a constant [] that is 0."""
+    return ConstantAttrs(Literal.of(np.zeros((), dtype.numpy)))
 
 
 def write_addition(dtype: DType) -> Graph:

@@ -12,7 +12,6 @@ from itertools import groupby
 import numpy as np
 
 from astitch.graph.ir import (
-    ArrayType,
     Attrs,
     ConstantAttrs,
     DimensionAttrs,
@@ -97,7 +96,7 @@ class _Place:
             at = start + count
             pieces.append(self._put_run(node, node.operands[start:at]))
         pieces += [self.values[o] for o in node.operands[at:]]
-        return self._join(node.dtype, pieces)
+        return self.ops.concatenate(pieces, node.array.rank - 1)
 
     def _put_run(self, node: Node, names: Sequence[str]) -> str:
         """The functions of what is put side by side, each where its pieces are."""
@@ -110,7 +109,7 @@ class _Place:
             else:
                 operand = self.values[_look_through(graph, name).operands[0]]
                 inner.append(self.ops.reshape(operand, graph[name].shape))
-        whole = self._join(node.dtype, inner)
+        whole = self.ops.concatenate(inner, node.array.rank - 1)
         shape, result = self.ops.draft[whole].shape, whole
         for function in dict.fromkeys(f for f in functions if f is not None):
             op, attrs = function
@@ -124,13 +123,3 @@ class _Place:
             computed = self.ops.add(op, node.dtype, shape, (whole,), attrs)
             result = self.ops.select(spread, computed, result)
         return result
-
-    def _join(self, dtype: DType, pieces: Sequence[str]) -> str:
-        if len(pieces) == 1:
-            return pieces[0]
-        draft = self.ops.draft
-        first = draft[pieces[0]].shape
-        width = sum(draft[name].shape[-1] for name in pieces)
-        array = ArrayType(dtype, (*first[:-1], width))
-        attrs = DimensionAttrs(len(first) - 1)
-        return draft.add(self.ops.origin, "concatenate", array, tuple(pieces), attrs)

@@ -12,7 +12,6 @@ import math
 
 from astitch.graph.ir import (
     ArrayType,
-    DimensionAttrs,
     DType,
     GetTupleElementAttrs,
     IotaAttrs,
@@ -82,8 +81,8 @@ class _Drawer(DraftOps):
         dtype = self.given.dtype
         if dtype.bytes == 4:
             words = [half for word in words for half in self.split(word)]
-        parts = tuple(self.reshape(self.convert(word, dtype), (1,)) for word in words)
-        return self.add("concatenate", dtype, (len(parts),), parts, DimensionAttrs(0))
+        parts = [self.reshape(self.convert(word, dtype), (1,)) for word in words]
+        return self.concatenate(parts, 0)
 
     # -- words --
 

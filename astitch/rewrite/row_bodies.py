@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-import numpy as np
-
 from astitch.device.gpu import Gpu
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
@@ -23,7 +21,6 @@ from astitch.graph.ir import (
     GatherAttrs,
     Graph,
     IotaAttrs,
-    Literal,
     NoAttrs,
     Node,
     ParameterAttrs,
@@ -32,14 +29,18 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import read_splat
-from astitch.rewrite.draft_ops import write_addition
+from astitch.rewrite.draft_ops import number_zero, write_addition
 from astitch.rewrite.row_ops import RowOps, list_whole
 from astitch.tile.row_rates import count_parts
 
 
 @dataclass(frozen=True)
 class RowRegion:
-    """members: in order, sums last.  body: what they compute.  given: the operands' names and shapes in the region."""
+    """members: in the graph's order.  body: what they compute, of parameters and outputs as the op wants them.
+
+    given: what the parameters are outside; beside: those of them that are computed for the region alone.
+    stored, summed: the members that are results, in the order of the outputs.
+    """
 
     members: tuple[Node, ...]
     given: tuple[str, ...]
@@ -267,10 +268,6 @@ def _is_anchor(node: Node) -> bool:
     return isinstance(node.attrs, DotAttrs) or OPS[node.op].is_reduce
 
 
-def number_zero(dtype: DType) -> ConstantAttrs:
-    return ConstantAttrs(Literal.of(np.zeros((), dtype.numpy)))
-
-
 # ---- other forms of an op
 
 
@@ -296,8 +293,10 @@ def _join_logistic(former: RegionFormer, node: Node) -> Node:
     if not node.dtype.is_narrow_float or read_splat(graph, one) != 1 or graph[total].op != "add":
         return node
     terms = [o for o in graph[total].operands if read_splat(graph, o) != 1]
+    if len(terms) != 1:
+        return node
     power = graph[terms[0]]
-    if len(terms) != 1 or power.op != "exponential" or graph[power.operands[0]].op != "negate":
+    if power.op != "exponential" or graph[power.operands[0]].op != "negate":
         return node
     chain = (total, power.name, power.operands[0])
     if not all(len(graph.users[name]) == 1 and former.has(name) for name in chain):

@@ -190,9 +190,6 @@ class RowOps:
         rows = a.slice_sizes == (1, table.shape[1]) and table.size <= MOST_ELEMENTS
         return one_each and rows and a.offset_dims[-1:] == (node.array.rank - 1,)
 
-    def is_concatenation(self, name: str) -> bool:
-        return isinstance(self.graph[name].attrs, DimensionAttrs)
-
     def _is_same(self, x: tuple[int, ...], y: tuple[int, ...]) -> bool:
         return x == y or {x, y} == {(self.rows,), (self.rows, 1)}
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import networkx as nx
+
 from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
@@ -32,8 +34,8 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.row_region import type_of_results
 from astitch.rewrite.draft import Log
-from astitch.rewrite.draft_ops import write_addition
-from astitch.rewrite.row_bodies import RegionFormer, RowRegion, number_zero
+from astitch.rewrite.draft_ops import number_zero, write_addition
+from astitch.rewrite.row_bodies import RegionFormer, RowRegion
 from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
 from astitch.rewrite.row_sinking import sink
 from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
@@ -88,7 +90,11 @@ def _find_regions(graph: Graph, rows: int, gpu: Gpu) -> Iterator[RowRegion]:
     }
     taken -= {o for n in taken - sums for o in list_whole(graph[n])}
     taken -= set(_list_narrow_pieces(graph, taken))
-    taken -= {n for n in taken if at.is_concatenation(n) and not {*graph[n].operands} & taken}
+    taken -= {
+        name
+        for name in taken
+        if isinstance(graph[name].attrs, DimensionAttrs) and taken.isdisjoint(graph[name].operands)
+    }
     while True:
         groups = _group(graph, taken, sums)
         kept = [g for g in groups if _count_products(graph, g, sums) > 0 and len(g) > 1]
@@ -126,31 +132,23 @@ def _count_products(graph: Graph, group: Iterable[str], sums: set[str]) -> int:
 
 def _group(graph: Graph, taken: set[str], sums: set[str]) -> list[list[str]]:
     """The ops by kernel: no path leaves one and comes back."""
-    levels: dict[str, int] = {}
+    levels, places = dict[str, int](), {name: number for number, name in enumerate(graph.nodes)}
     for node in graph:
         before = (
             levels[o] + (o in sums or (o in taken and node.name not in taken))
             for o in node.operands
         )
         levels[node.name] = max(before, default=0)
-    leaders = {name: name for name in taken}
-
-    def find(name: str) -> str:
-        while leaders[name] != name:
-            leaders[name] = name = leaders[leaders[name]]
-        return name
-
-    for node in graph:
-        if node.name not in taken:
-            continue
-        for o in node.operands:
-            if o in taken and o not in sums and levels[o] == levels[node.name]:
-                leaders[find(o)] = find(node.name)
-    groups: dict[str, list[str]] = {}
-    for node in graph:
-        if node.name in taken:
-            groups.setdefault(find(node.name), []).append(node.name)
-    return list(groups.values())
+    network = nx.Graph()
+    network.add_nodes_from(taken)
+    network.add_edges_from(
+        (name, o)
+        for name in taken
+        for o in graph[name].operands
+        if o in taken and o not in sums and levels[o] == levels[name]
+    )
+    groups = [sorted(part, key=places.__getitem__) for part in nx.connected_components(network)]
+    return sorted(groups, key=lambda group: places[group[0]])
 
 
 def _choose(at: RowOps, group: Sequence[str], sums: set[str], gpu: Gpu) -> RowRegion | None:

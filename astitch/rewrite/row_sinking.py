@@ -17,7 +17,8 @@ def sink(graph: Graph, groups: Sequence[Sequence[str]]) -> list[list[str]]:
     owners = {name: number for number, names in enumerate(groups) for name in names}
     for names in groups:
         for name in reversed(names):
-            _Sinking(graph, owners, name).run()
+            if name in owners:
+                _Sinking(graph, owners, name).run()
     moved: list[list[str]] = [[] for _ in groups]
     for node in graph:
         if node.name in owners:
@@ -30,7 +31,7 @@ class _Sinking:
 
     def __init__(self, graph: Graph, owners: dict[str, int], name: str) -> None:
         self.graph, self.owners, self.name = graph, owners, name
-        self.group = owners.get(name, -1)
+        self.group = owners[name]
 
     def run(self) -> None:
         """Moves the value, and what is computed for it alone, to the group that reads it; or out of all."""
@@ -41,12 +42,11 @@ class _Sinking:
         added = [o for o in read if self._is_inside(o) and not self._is_stored(o, moved)]
         if self._count_bytes(added) >= self._count_bytes([self.name]):
             return
-        readers = {self.owners.get(user, -1) for user in self.graph.users[self.name]}
-        target = readers.pop() if len(readers) == 1 else -1
+        readers = {self.owners.get(user) for user in self.graph.users[self.name]}
+        target = readers.pop() if len(readers) == 1 else None
         for name in moved:
-            if target < 0:
-                del self.owners[name]
-            else:
+            del self.owners[name]
+            if target is not None:
                 self.owners[name] = target
 
     def _find_moved(self) -> set[str]:
@@ -71,7 +71,7 @@ class _Sinking:
         return all(user in moved or not self._is_inside(user) for user in graph.users[name])
 
     def _is_inside(self, name: str) -> bool:
-        return self.group >= 0 and self.owners.get(name, -1) == self.group
+        return self.owners.get(name) == self.group
 
     def _is_stored(self, name: str, moved: set[str] | None = None) -> bool:
         """Does something outside read it?  moved: does not count."""

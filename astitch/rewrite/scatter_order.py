@@ -8,7 +8,7 @@ what is scattered never meets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
     ConstantAttrs,
-    DimensionAttrs,
     DType,
     Graph,
     IotaAttrs,
@@ -135,9 +134,9 @@ class _Scatter(SortedRows):
     def put(self, *, scatters: bool) -> str:
         """The name of the result.  scatters: the sums are scattered; else rows look for theirs."""
         place, position = self.sort(
-            self.join([self.number_places(part, self.rows) for part in self.parts])
+            self.concatenate([self.number_places(part, self.rows) for part in self.parts], 0)
         )
-        updates = self.join([self.flatten_updates(part) for part in self.parts])
+        updates = self.concatenate([self.flatten_updates(part) for part in self.parts], 0)
         if not scatters and LEAST_TO_REDUCE * self.rows <= self.count <= MOST_UPDATES:
             return self.reduce_rows(place, position, updates)
         found = self.convert(self.gather(updates, position), DType.F32)
@@ -195,14 +194,6 @@ class _Scatter(SortedRows):
             node, "scatter", ArrayType(node.dtype, flat), operands, attrs, node.regions
         )
         return self.reshape(name, node.shape)
-
-    def join(self, arrays: Sequence[str]) -> str:
-        """One behind the other."""
-        if len(arrays) == 1:
-            return arrays[0]
-        first = self.draft[arrays[0]].array
-        shape = (self.count, *first.shape[1:])
-        return self.add("concatenate", first.dtype, shape, tuple(arrays), DimensionAttrs(0))
 
     def sort(self, place: str) -> tuple[str, str]:
         """s32: the places in order, and for each the position of its update; of one place the first comes first."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from astitch.graph.ir import (
-    DimensionAttrs,
     DimensionsAttrs,
     DType,
     GetTupleElementAttrs,
@@ -179,12 +178,7 @@ class _Rounds(SortWords):
         """The elements of a result that the words name, as a node of the graph before takes them."""
         is_topk = isinstance(self.origin.attrs, TopKAttrs)
         pieces = [self._take(word, order, number, is_topk) for word in words]
-        whole = pieces[0]
-        if len(pieces) > 1:
-            d, count = self.dimension, len(pieces)
-            shape = (*self.shape[:d], count, *self.shape[d + 1 :])
-            dtype = self.draft[whole].dtype
-            whole = self.add("concatenate", dtype, shape, tuple(pieces), DimensionAttrs(d))
+        whole = self.concatenate(pieces, self.dimension)
         if self.draft[whole].shape == node.shape:
             return whole
         return self.cut(whole, [0] * len(self.shape), node.shape)

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from astitch.errors import IllegalProduct
 from astitch.graph.ir import (
-    ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
     DimensionAttrs,
@@ -28,6 +27,7 @@ from astitch.graph.ir import (
     SliceAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.graph.ops.row_region import type_of_results
 from astitch.tile.elementwise import write_elementwise
 from astitch.tile.program import Builder, Parameter, Tile, TileProgram
 
@@ -135,16 +135,10 @@ class _Writer:
         )
 
     def _list_parameters(self) -> tuple[Parameter, ...]:
-        def describe(array: ArrayType, times: int = 1) -> Parameter:
-            return Parameter(array.dtype, array.size * times)
-
-        given = [describe(self.body[name].array) for name in self.body.parameters]
-        stored = [describe(self.body[name].array) for name in self.stored]
-        sums = [
-            Parameter(DType.F32, self.body[name].array.size * self.attrs.parts)
-            for name in self.summed
-        ]
-        return (*given, *stored, *sums)
+        results = type_of_results([self.body[n].array for n in self.body.outputs], self.attrs)
+        given = [self.body[name].array for name in self.body.parameters]
+        arrays = (*given, *results.elements)
+        return tuple(Parameter(array.dtype, array.size) for array in arrays)
 
     def _write_tile(self, tile: Tile, *totals: Tile) -> list[Tile]:
         """One tile of rows; the sums with its rows in them."""
@@ -163,17 +157,17 @@ class _Writer:
                 block.store(numbers[node.name], node)
         return [total for found in sums.values() for total in found]
 
-    # ---- sums
-
-    def _pieces(self, name: str) -> list[tuple[int, int]]:
+    def list_pieces(self, name: str) -> list[tuple[int, int]]:
         """(first column, the one behind the last) of each piece; one number a row is one piece."""
         return list(pairwise(self.cuts[name])) if name in self.cuts else [(0, 1)]
+
+    # ---- sums
 
     def _sum_pieces(self, node: Node) -> list[list[tuple[int, int]]]:
         """The pieces along each dimension of a sum."""
         if isinstance(node.attrs, DotAttrs):
-            return [self._pieces(o) for o in node.operands]
-        return [self._pieces(node.operands[0])] if node.shape else []
+            return [self.list_pieces(o) for o in node.operands]
+        return [self.list_pieces(node.operands[0])] if node.shape else []
 
     def _zero_sums(self, node: Node) -> list[Tile]:
         b = self.b
@@ -200,21 +194,23 @@ class _Writer:
                 case [columns]:
                     for s, e in columns:
                         place = b.range(widen(e - s))
-                        mask = self._mask_columns(place, e - s)
+                        mask = _mask(place, e - s)
                         b.store(number, start + (place + s), rest.pop(0), mask)
                 case [rows, columns]:
                     for r, f in rows:
                         for s, e in columns:
                             row, place = b.range(widen(f - r)), b.range(widen(e - s))
                             masks = [
-                                self._mask_columns(row, f - r),
-                                self._mask_columns(place, e - s),
+                                _mask(row, f - r),
+                                _mask(place, e - s),
                             ]
                             offsets = start + (row + r).column() * node.shape[1] + (place + s).row()
                             b.store(number, offsets, rest.pop(0), _cross(*masks))
 
-    def _mask_columns(self, place: Tile, columns: int) -> Tile | None:
-        return place < columns if place.shape[0] != columns else None
+
+def _mask(place: Tile, columns: int) -> Tile | None:
+    """Which places are among so many columns; None where all are."""
+    return place < columns if place.shape[0] != columns else None
 
 
 def _cross(of_rows: Tile | None, of_columns: Tile | None) -> Tile | None:
@@ -247,7 +243,7 @@ class _Tile:
         self.values[node.name] = self._compute(node)
 
     def _compute(self, node: Node) -> list[Tile]:
-        b, pieces = self.b, self.writer._pieces(node.name)
+        b, pieces = self.b, self.writer.list_pieces(node.name)
         if node.is_parameter:
             self.whole.add(node.name)
             return [self._load(node, start, end) for start, end in pieces]
@@ -265,8 +261,8 @@ class _Tile:
                 ]
             case SliceAttrs(starts=starts):
                 (x,) = node.operands
-                first = self.writer._pieces(x).index(
-                    next(p for p in self.writer._pieces(x) if p[0] == starts[1])
+                first = self.writer.list_pieces(x).index(
+                    next(p for p in self.writer.list_pieces(x) if p[0] == starts[1])
                 )
                 return self.values[x][first : first + len(pieces)]
             case GatherAttrs():
@@ -292,7 +288,7 @@ class _Tile:
             return b.load(number, node.dtype, self.rows.column(), mask)
         columns = b.range(widen(end - start))
         offsets = self.rows.column() * node.shape[1] + (columns + start).row()
-        mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
+        mask = _cross(self.inside, _mask(columns, end - start))
         return b.load(number, node.dtype, offsets, mask)
 
     def _look_up(self, node: Node, piece: tuple[int, int]) -> Tile:
@@ -303,7 +299,7 @@ class _Tile:
         bounded = b.maximum(b.minimum(places, given.shape[0] - 1), 0)
         columns = b.range(widen(piece[1] - start))
         offsets = bounded * given.shape[1] + (columns + start).row()
-        mask = _cross(self.inside, self.writer._mask_columns(columns, piece[1] - start))
+        mask = _cross(self.inside, _mask(columns, piece[1] - start))
         return b.load(self.writer.parameter_of[table], given.dtype, offsets, mask)
 
     def _view(self, node: Node) -> list[Tile]:
@@ -335,7 +331,7 @@ class _Tile:
         tiles = []
         for (start, end), shape in zip(pieces, extents, strict=True):
             place = b.range(widen(end - start))
-            mask = self.writer._mask_columns(place, end - start)
+            mask = _mask(place, end - start)
             row = b.load(number, given.dtype, place + start, mask)
             tiles.append(b.broadcast(row.row(), shape))
         return tiles
@@ -346,9 +342,9 @@ class _Tile:
         monoid = monoid_of(node.regions[0])
         code, neutral, join = _REDUCTIONS[str(monoid)]
         parts = []
-        for (start, end), tile in zip(self.writer._pieces(x), self.values[x], strict=True):
+        for (start, end), tile in zip(self.writer.list_pieces(x), self.values[x], strict=True):
             place = b.range(tile.shape[1])
-            mask = self.writer._mask_columns(place, end - start)
+            mask = _mask(place, end - start)
             wide = b.convert(tile, DType.F32)
             whole = wide if mask is None else b.select(mask.row(), wide, neutral)
             parts.append(b.reduce(code, whole, 1).column())
@@ -360,7 +356,7 @@ class _Tile:
     def _multiply(self, node: Node, pieces: Sequence[tuple[int, int]]) -> list[Tile]:
         """Rows with a matrix."""
         b, (x, w) = self.b, node.operands
-        factors = list(zip(self.writer._pieces(x), self._factors(x), strict=True))
+        factors = list(zip(self.writer.list_pieces(x), self._factors(x), strict=True))
         tiles = []
         for piece in pieces:
             total = b.full(self._extents(node, piece), 0.0)
@@ -377,8 +373,8 @@ class _Tile:
         b, given = self.b, self.body[name]
         k, n = b.range(widen(depth[1] - depth[0])), b.range(widen(columns[1] - columns[0]))
         masks = [
-            self.writer._mask_columns(k, depth[1] - depth[0]),
-            self.writer._mask_columns(n, columns[1] - columns[0]),
+            _mask(k, depth[1] - depth[0]),
+            _mask(n, columns[1] - columns[0]),
         ]
         row, column = (k + depth[0]).column(), (n + columns[0]).row()
         of_depth, of_columns = (
@@ -391,9 +387,11 @@ class _Tile:
     def _factors(self, name: str, *, rows_too: bool = False) -> list[Tile]:
         """The pieces of a factor of a product, in its type, and 0 beyond its columns; rows_too: and rows."""
         b, tiles = self.b, []
-        for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
+        for (start, end), tile in zip(
+            self.writer.list_pieces(name), self.values[name], strict=True
+        ):
             if name not in self.whole:
-                mask = self.writer._mask_columns(b.range(tile.shape[1]), end - start)
+                mask = _mask(b.range(tile.shape[1]), end - start)
                 mask = _cross(self.inside if rows_too else None, mask)
                 tile = tile if mask is None else b.select(mask, tile, 0)
             tiles.append(_round(b, tile))
@@ -404,14 +402,14 @@ class _Tile:
     def store(self, number: int, node: Node) -> None:
         b = self.b
         for (start, end), tile in zip(
-            self.writer._pieces(node.name), self.values[node.name], strict=True
+            self.writer.list_pieces(node.name), self.values[node.name], strict=True
         ):
             if node.array.rank == 1:
                 mask = None if self.inside is None else self.inside.column()
                 b.store(number, self.rows.column(), tile, mask)
                 continue
             columns = b.range(tile.shape[1])
-            mask = _cross(self.inside, self.writer._mask_columns(columns, end - start))
+            mask = _cross(self.inside, _mask(columns, end - start))
             offsets = self.rows.column() * node.shape[1] + (columns + start).row()
             b.store(number, offsets, tile, mask)
 
@@ -427,7 +425,9 @@ class _Tile:
             ]
         name = node.operands[0]
         parts = []
-        for (start, end), tile in zip(self.writer._pieces(name), self.values[name], strict=True):
+        for (start, end), tile in zip(
+            self.writer.list_pieces(name), self.values[name], strict=True
+        ):
             mask = self.inside
             wide = b.convert(tile, DType.F32)
             shown = wide if mask is None else b.select(mask.column(), wide, 0)
@@ -435,7 +435,7 @@ class _Tile:
                 parts.append(b.reduce("add", shown, 0))
                 continue
             if self.body[name].array.rank == 2:
-                of_columns = self.writer._mask_columns(b.range(tile.shape[1]), end - start)
+                of_columns = _mask(b.range(tile.shape[1]), end - start)
                 if of_columns is not None:
                     shown = b.select(of_columns.row(), shown, 0)
             parts.append(b.reduce("add", b.reduce("add", shown, 1), 0))

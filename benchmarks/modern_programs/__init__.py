@@ -1,4 +1,4 @@
-"""Programs as users write them today, one module a family; each has ENTRIES and make(entry, draw, precision=None).
+"""Programs as users write them today, one module a family; each has make(entry, draw, precision).
 
 Plain code of Flax (NNX and Linen), Equinox, Optax and JAX.  No program knows of astitch.  What users reported as slow
 is in complaints.py, by issue.

@@ -10,12 +10,10 @@ Its region computes the results from the operands.  A value of it is
 | number for each row | [rows] | |
 | anything else | [], [columns], [depth, columns] | a parameter, or a constant of one element |
 
-The ops that compute on tiles are in tile/row_region.py.  The last `sums` outputs are products or reductions over all
-rows.  Of each there are `parts`, in f32: [parts, ...].  They add up to what the region says; what follows adds them.
+The element-wise ops are those of tile/elementwise.py; rewrite/row_ops.py names the others.
+The last `sums` outputs are products or reductions over all rows.  Of each there are `parts`, in f32: [parts, ...].
+They add up to what the region says; what follows adds them.
 """
-
-# NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
