@@ -13,11 +13,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from astitch.device.gpu import preset
+from benchmarks.sharded_programs import PROGRAMS, Sharded
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked
 from tests.conftest import why_no_hook
 from tests.exchanges import Exchange, read_exchanges, sum_hidden
@@ -106,15 +107,9 @@ def compare_exchanges(plain: Sequence[Exchange], stitched: Sequence[Exchange]) -
     return f"{numbers}, {', '.join(kinds)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Sharded:
-    """arguments: trees of jax.ShapeDtypeStruct with shardings.  donated: numbers of arguments.  results: shardings,
-    or None where XLA chooses."""
-
-    fn: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    donated: tuple[int, ...] = ()
-    results: Any = None
+def list_written(count: int) -> dict[str, Callable[[], Sharded]]:
+    """By name, what makes a program of benchmarks.sharded_programs for so many devices."""
+    return {name: lambda make=make: make(devices(count)) for name, make in PROGRAMS.items()}
 
 
 def list_programs(size: str, count: int) -> dict[str, Callable[[], Sharded]]:
@@ -273,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "names", nargs="*", help="programs whose name contains one of these; or all"
     )
     parser.add_argument("--size", default="tiny", choices=("full", "tiny"), help="of the workloads")
+    parser.add_argument("--written", action="store_true", help="those of sharded_programs instead")
+    parser.add_argument("--kept", action="store_true", help="no argument is donated")
     parser.add_argument("--devices", type=int, nargs="+", default=[8], help="how many; default 8")
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
@@ -282,10 +279,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[Row | Verdict] = []
     print(HEAD)
     for count in options.devices:
-        for name, make in list_programs(options.size, count).items():
+        listed = list_written(count) if options.written else list_programs(options.size, count)
+        for name, make in listed.items():
             if options.names and not any(wanted in name for wanted in options.names):
                 continue
-            for row in compile_ways(name, make(), count):
+            program = replace(make(), donated=()) if options.kept else make()
+            for row in compile_ways(name, program, count):
                 rows.append(row)
                 print(row, flush=True)
     if options.json:

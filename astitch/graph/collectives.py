@@ -142,7 +142,7 @@ def find_sums(graph: Graph) -> dict[str, str]:
     """Sums of the results of two collectives, with what stands between: XLA adds what is sent.
 
     add(all-reduce(x), all-reduce(y)) -> all-reduce(add(x, y)), where nothing else reads the two.  The sum is then a
-    collective's result itself.
+    collective's result itself.  A slice of an all-reduce, where nothing else reads that, becomes a reduce-scatter.
     """
     reasons: dict[str, str] = {}
     results: dict[str, str] = {}  # values that collectives hand on, each with its opcode
@@ -151,6 +151,10 @@ def find_sums(graph: Graph) -> dict[str, str]:
             opcode = node.attrs.opcode.removesuffix("-done")
             if opcode in ADDED:
                 results[node.name] = opcode
+        elif isinstance(node.attrs, DynamicSliceAttrs):
+            path = _trace_result(graph, node.operands[0], results)
+            if path and results[path[-1]] == "all-reduce":
+                results[node.name] = "reduce-scatter"
         elif node.op in COMMUTATIVE:
             one, other = (_trace_result(graph, o, results) for o in node.operands)
             if one and other and results[one[-1]] == results[other[-1]]:

@@ -89,6 +89,7 @@ class _ModuleWriter:
         self.read_behind = find_behind(compilation.scopes.barriers)
         self.kept = find_kept(self.program)
         self.token = ""
+        self.constants: dict[ConstantAttrs, str] = {}  # those of ops that are left to XLA
         self.slices: dict[str, str] = {}  # the array with its slice, by the slice's buffer
         self.told = _Part(self, "told", frozenset())  # what says where slices start
         for view in self.program.parameters:
@@ -311,7 +312,13 @@ class _ModuleWriter:
             if isinstance(node.attrs, GetTupleElementAttrs) and node.operands[0] in results:
                 names[node.name] = results[node.operands[0]][node.attrs.index]
                 continue
+            if isinstance(node.attrs, ConstantAttrs) and node.attrs in self.constants:
+                # XLA's passes over collectives take equal numbers for equal only where they are one instruction.
+                names[node.name] = self.constants[node.attrs]
+                continue
             names[node.name] = f"{step.name}/{node.name}"
+            if isinstance(node.attrs, ConstantAttrs):
+                self.constants[node.attrs] = names[node.name]
             operands = tuple(names[o] for o in node.operands)
             if OPS[node.op].is_loop and (call := self.loops.get(loop_key(graph, node))):
                 results[node.name] = self.add_loop(names[node.name], node, operands, call)

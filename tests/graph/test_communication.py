@@ -28,6 +28,17 @@ def test_a_chain_of_sums_is_one_collective(opcode):
     assert found["total"] == f"XLA makes one {opcode} of it, %both and %sum.2"
 
 
+@pytest.mark.parametrize("opcode", ["all-reduce", "all-gather"])
+def test_a_sum_of_the_parts_that_devices_read_is_one_collective(opcode):
+    g = GraphBuilder()
+    place, attrs = g.parameter("s32[]"), DynamicSliceAttrs((2,))
+    sums = [exchange(g, opcode, g.parameter("f32[8]"), f"sum.{i}") for i in range(2)]
+    parts = [g.op("dynamic-slice", "f32[2]", s, place, attrs=attrs) for s in sums]
+    total = g.op("add", "f32[2]", *parts, name="total")
+    found = find_joined(g.build(g.op("tanh", "f32[2]", total)))
+    assert ("total" in found) == (opcode == "all-reduce")
+
+
 def test_a_sum_whose_parts_are_read_otherwise_stays():
     g = GraphBuilder()
     one, two = (exchange(g, "all-reduce", g.parameter("f32[8]"), f"sum.{i}") for i in range(2))
