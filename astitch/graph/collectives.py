@@ -56,14 +56,24 @@ def find_combined(graph: Graph) -> list[list[str]]:
 
 
 def _find_before(graph: Graph, groups: Sequence[Sequence[str]]) -> dict[str, int]:
-    """For each op the groups of collectives that it waits for: an int with a bit for each of the groups."""
-    bits = {name: 1 << number for number, group in enumerate(groups) for name in group}
+    """For each op the groups of collectives that it waits for: an int with a bit for each of the groups.
+
+    What waits for one of a group waits for all that the group waits for.
+    """
+    of = {name: number for number, group in enumerate(groups) for name in group}
+    ahead = [1 << number for number in range(len(groups))]  # each group, with those it waits for
     before: dict[str, int] = {}
-    for node in graph:
-        found = 0
-        for operand in node.operands:
-            found |= before[operand] | bits.get(operand, 0)
-        before[node.name] = found
+    changed = True
+    while changed:
+        changed = False
+        for node in graph:
+            found = 0
+            for operand in node.operands:
+                found |= before[operand] | (ahead[of[operand]] if operand in of else 0)
+            before[node.name] = found
+            if node.name in of and found & ~ahead[of[node.name]]:
+                ahead[of[node.name]] |= found
+                changed = True
     return before
 
 
@@ -92,15 +102,27 @@ def _bytes(node: Node) -> int:
 
 
 def find_awaited(graph: Graph) -> dict[str, int]:
-    """For each op the collectives that wait for it: an int with a bit for each group of find_combined."""
+    """For each op the collectives that wait for it: an int with a bit for each group of find_combined.
+
+    What waits for one of a group waits for all of the group.
+    """
     groups = find_combined(graph)
-    bits = {name: 1 << number for number, group in enumerate(groups) for name in group}
     awaited: dict[str, int] = {}
-    for node in reversed(list(graph)):
-        found = 0
-        for user in graph.users[node.name]:
-            found |= awaited[user] | bits.get(user, 0)
-        awaited[node.name] = found
+    of = {name: number for number, group in enumerate(groups) for name in group}
+    behind = [
+        1 << number for number in range(len(groups))
+    ]  # each group with those that wait for it
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(list(graph)):
+            found = 0
+            for user in graph.users[node.name]:
+                found |= awaited[user] | (behind[of[user]] if user in of else 0)
+            awaited[node.name] = found
+            if node.name in of and found & ~behind[of[node.name]]:
+                behind[of[node.name]] |= found
+                changed = True
     return awaited
 
 

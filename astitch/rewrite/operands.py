@@ -4,6 +4,9 @@ The backward half of a training step reads what its forward half multiplied: the
 the operand of the product with the weight.  Where collectives cut the backward half, a kernel that reads nearly the
 same value waits beside that product until the end.  Memory then holds both.  So the product gets ops of its own that
 compute its operand from the other value.  XLA fuses them into the product.
+
+Where the same collectives wait for the kernel and the product, XLA's scheduler has no reason to run the product late.
+An op that the product alone reads would give it one: it runs late what has other ops become ready, counted backwards.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from astitch.graph.collectives import find_awaited
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.ir import ArrayType, Graph, Node
@@ -72,6 +76,7 @@ class _Search:
     def __init__(self, staged: Staged) -> None:
         self.graph, self.stage, self.outside = staged.graph, staged.stage, staged.outside
         self.uncut = staged.uncut
+        self.awaited = find_awaited(staged.graph)
         self.readers: dict[str, list[str]] = {}
         for node in staged.graph:
             for operand in dict.fromkeys(node.operands):
@@ -117,7 +122,11 @@ class _Search:
         since = max(map(self.whole, earlier))
         ops, sources = self.expand(base, since)
         large = [s for s in sources if SMALL_SHARE * self.bytes_of(s) > self.bytes_of(base)]
-        if len(sources) > MOST_SOURCES or len(large) != 1 or not self.stays(large[0], since):
+        if len(sources) > MOST_SOURCES or len(large) != 1:
+            return []
+        # XLA computes with the product what comes from one array.
+        alone = not sources[1:] or self.stays(large[0], since, product.name)
+        if not alone or not self.stays(large[0], since):
             return []
         path = list(self.list_path(operand, base))
         order = {name: place for place, name in enumerate(self.graph.nodes)}
@@ -144,12 +153,16 @@ class _Search:
         computed = [n for n in ops if OPS[self.graph[n].op].kind is Kind.ELEMENTWISE]
         return (ops, list(sources)) if not pending and len(computed) <= MOST_OPS else ([], [])
 
-    def stays(self, name: str, since: int) -> bool:
-        """Does a kernel of a later stage read a value, so that memory holds it anyway?"""
-        return any(
-            reader and self.is_stitched(reader) and self.whole(reader) > since
-            for reader in self.readers.get(stored_value(self.graph, name), ())
-        )
+    def stays(self, name: str, since: int, product: str = "") -> bool:
+        """Does a kernel of a later stage read a value, so that memory holds it anyway?
+
+        product: does such a kernel run before this product, since a collective waits for the kernel only?
+        """
+        found = self.readers.get(stored_value(self.graph, name), ())
+        later = [r for r in found if r and self.is_stitched(r) and self.whole(r) > since]
+        if product:
+            later = [r for r in later if self.awaited[r] & ~self.awaited[product]]
+        return bool(later)
 
     def may_repeat(self, node: Node) -> bool:
         row = OPS[node.op]

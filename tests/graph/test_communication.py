@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from astitch.graph.collectives import COMBINED_BYTES, find_awaited, find_combined, find_joined
+from astitch.graph.collectives import (
+    COMBINED_BYTES,
+    find_awaited,
+    find_awaiting,
+    find_combined,
+    find_joined,
+)
 from astitch.graph.ir import DynamicSliceAttrs, OpaqueAttrs
 from tests.graphs import GraphBuilder
 
@@ -75,6 +81,20 @@ def test_a_factor_before_what_is_sent_is_moved_with_its_conversion():
     scaled = g.op("multiply", "f32[8]", wide, scale, name="scaled")
     sent = exchange(g, "all-gather", scaled, "sent")
     assert set(find_joined(g.build(sent))) == {"wide", "scale", "scaled"}
+
+
+def test_what_waits_for_one_of_a_group_waits_for_all_of_it():
+    g = GraphBuilder()
+    one, other = g.parameter("f32[8]", "one"), g.parameter("f32[8]", "other")
+    first = exchange(g, "all-reduce", g.op("tanh", "f32[8]", one), "first", "max")
+    a, b = (exchange(g, "all-reduce", v, n, "f32") for v, n in ((first, "a"), (other, "b")))
+    behind = exchange(g, "all-reduce", g.op("negate", "f32[8]", a), "behind", "min")
+    read = g.op("negate", "f32[8]", b, name="read")
+    graph = g.build(behind, read)
+    groups = {name: n for n, group in enumerate(find_combined(graph)) for name in group}
+    assert groups["a"] == groups["b"]
+    assert find_awaited(graph)["other"] == 1 << groups["a"] | 1 << groups["behind"]
+    assert find_awaiting(graph)["read"] == 1 << groups["a"] | 1 << groups["first"]
 
 
 def test_without_collectives_nothing_is_left():

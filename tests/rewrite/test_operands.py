@@ -15,23 +15,35 @@ from tests.graphs import GraphBuilder
 SHAPE = "f32[512,64]"
 
 
-def layer(*, communicates: bool) -> Graph:
-    """An affine value is multiplied; its gradient and that of the factor wait for a product behind it."""
+def exchange(g: GraphBuilder, value: str, name: str, kin: str = "") -> str:
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True, kin=kin)
+    return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
+
+
+def layer(*, communicates: bool, together: bool = False, affine: bool = True) -> Graph:
+    """An affine value is multiplied; its gradient and that of the factor wait for a product behind it.
+
+    together: all of them are sent at once, and something else is sent apart.  affine: else it is a square.
+    """
     g = GraphBuilder()
     x, factor = g.parameter(SHAPE, "x"), g.parameter("f32[64]", "factor")
     w = g.parameter("f32[64,64]", "w")
     centred = g.op("tanh", SHAPE, x, name="centred")
     gain = g.broadcast(factor, (512, 64), (1,), name="gain")
-    y = g.op("multiply", SHAPE, centred, gain, name="y")
+    y = g.op("multiply", SHAPE, centred, gain if affine else centred, name="y")
     out = g.dot(y, w, (1,), (0,), name="out")
     behind = g.dot(out, w, (1,), (0,), name="behind")
     late = g.dot(y, behind, (0,), (0,), name="late")
     product = g.op("multiply", SHAPE, centred, behind, name="product")
     total = g.reduce(product, (0,), "add", name="total")
     below = g.op("multiply", SHAPE, product, gain, name="below")
+    if together:
+        late, total, below = (exchange(g, n, f"sent.{n}", "f32") for n in (late, total, below))
+        other = g.parameter(SHAPE, "other")
+        apart = exchange(g, g.op("tanh", SHAPE, other), "apart", "max")
+        return g.build(late, total, below, apart, g.op("negate", SHAPE, other))
     if communicates:
-        attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
-        below = g.op("opaque", g.array(below), below, attrs=attrs, name="sent")
+        below = exchange(g, below, "sent")
     return g.build(late, total, below)
 
 
@@ -47,6 +59,14 @@ def test_a_late_product_computes_its_operand_again_where_a_collective_cuts_its_s
     assert given.outside["y.operand"] == "%late computes its operand, which is not kept"
     assert given.graph["y.operand"].operands == ("centred", "gain.operand")
     assert given.stage["y.operand"] == given.stage["late"]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_where_all_is_sent_together_xla_must_compute_the_operand_with_the_product(affine):
+    """Else an op of its own makes XLA's scheduler run the product late."""
+    staged = stage(layer(communicates=True, together=True, affine=affine))
+    assert staged.parts
+    assert give_operands(staged).graph["late"].operands[0] == ("y" if affine else "y.operand")
 
 
 def test_without_collectives_nothing_is_computed_again():
