@@ -150,6 +150,7 @@ def leave_kernels(compilation: Compilation, left: Mapping[str, str]) -> Compilat
         fallbacks=has_jax(),
         left=all_left,
         stays=lambda scope: kernels.get(scope.name) not in taken,
+        gpu=compilation.gpu,
     )
     return replace(compilation, plans=plans, program=program, left=all_left)
 

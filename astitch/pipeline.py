@@ -390,6 +390,7 @@ def _build(emitted: Emitted, job: Job) -> Program:
         left=planned.left,
         kernels=emitted.kernels,
         stays=lambda scope: bool(job.directives.names("keep", scope.members, scope.name)),
+        gpu=job.gpu,
     )
     return replace(program, notes=(*program.notes, *job.notes))
 

@@ -7,7 +7,7 @@ branch, several outputs.  There tuples are made and taken apart again.  Arrays a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from astitch.graph.ir import (
     Type,
 )
 from astitch.graph.ops import OPS
+from astitch.graph.ops.other import LATENCY
 from astitch.graph.recurrences import joins_steps, write_out
 from astitch.hlo import schema
 from astitch.hlo.attention import render_attention
@@ -60,10 +61,16 @@ class Exported:
     results: tuple[str, ...]
 
 
-def export_nodes(graph: Graph, names: Collection[str], results: Sequence[str]) -> Exported:
+def export_nodes(
+    graph: Graph,
+    names: Collection[str],
+    results: Sequence[str],
+    latency_ns: Callable[[Node], int] = lambda node: 0,
+) -> Exported:
     """The nodes called `names` as a module whose parameters are the values they read from elsewhere.
 
-    The projections of a chosen node with several results belong to it.  results: the values to hand back.  Raises
+    The projections of a chosen node with several results belong to it.  results: the values to hand back.
+    latency_ns: what the calls tell that compute a node; 0: nothing.  Raises
     IllegalProduct for a name that the graph lacks or a result that the part does not compute.  Raises UnsupportedOp for
     an op that HLO does not have.
     """
@@ -87,7 +94,7 @@ def export_nodes(graph: Graph, names: Collection[str], results: Sequence[str]) -
             raise IllegalProduct(
                 f"graph {graph.name}: parameter %{node.name} cannot be part of what is exported"
             )
-        builder.add_node(node)
+        builder.add_node(node, latency_ns(node))
     return Exported(builder.finish(results), operands, tuple(results))
 
 
@@ -116,14 +123,24 @@ class ModuleBuilder:
         attrs = ParameterAttrs(self._parameters)
         self.add_node(Node(name, "parameter", type_, attrs=attrs))
 
-    def add_node(self, node: Node) -> None:
-        """A node whose operands were added before.  Raises UnsupportedOp, IllegalProduct."""
-        self._parameters += node.op == "parameter"
-        self._entry.add_node(node)
+    def add_node(self, node: Node, latency_ns: int = 0) -> None:
+        """A node whose operands were added before.  Raises UnsupportedOp, IllegalProduct.
 
-    def add_results(self, node: Node) -> tuple[str, ...]:
+        latency_ns: of the custom calls that compute it, together; 0: as their attributes say.
+        """
+        self._parameters += node.op == "parameter"
+        first = len(self._entry.proto.instructions)
+        self._entry.add_node(node)
+        if latency_ns:
+            added = self._entry.proto.instructions[first:]
+            calls = [i for i in added if i.opcode == b"custom-call"]
+            for call in calls:
+                told = b"%d" % (latency_ns // len(calls))
+                call.frontend_attributes.map.add(key=LATENCY, value=told)
+
+    def add_results(self, node: Node, latency_ns: int = 0) -> tuple[str, ...]:
         """The same; the names of the arrays that it gives: its own, or those of its elements if they are several."""
-        self.add_node(node)
+        self.add_node(node, latency_ns)
         if isinstance(node.type, ArrayType):
             return (node.name,)
         types = enumerate(node.type.elements)

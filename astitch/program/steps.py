@@ -104,11 +104,15 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True)
 class LibraryStep:
-    """A dot or convolution done by a vendor library (or by the reference on the host)."""
+    """A dot or convolution done by a vendor library (or by the reference on the host).
+
+    latency_ns: its projected time, where the program communicates and something is known of such a call; else 0.
+    """
 
     node: Node
     operands: tuple[View, ...]
     results: tuple[View, ...]
+    latency_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

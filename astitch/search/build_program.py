@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 import networkx as nx
 
+from astitch.cost.call_times import project_call
+from astitch.device.gpu import Gpu
 from astitch.emit_cuda import emit_cuda
 from astitch.faults import FaultLog
 from astitch.graph.collectives import communicates
@@ -105,7 +107,9 @@ class _ProgramBuilder:
         left: Mapping[str, str],
         kernels: Mapping[str, CudaKernel],
         stays: Callable[[Scope], bool] = lambda scope: False,
+        gpu: Gpu | None = None,
     ) -> None:
+        self.gpu = gpu
         self.graph, self.scopes, self.fallbacks = graph, scopes, fallbacks
         self.communicates = any(map(communicates, graph))
         self.wants_epilogues, self.stays = epilogues, stays
@@ -202,7 +206,18 @@ class _ProgramBuilder:
         self.add_step(KernelStep(launched, tuple(views), frozenset(written)))
 
     def add_library_call(self, node: Node) -> None:
-        self.add_step(LibraryStep(node, *self.views_of(node)))
+        self.add_step(LibraryStep(node, *self.views_of(node), self.project_ns(node, self.graph)))
+
+    def project_ns(self, node: Node, graph: Graph) -> int:
+        """What XLA's scheduler is told of a call, where there is communication to hide behind it; 0: nothing.
+
+        graph: in which the node stands.
+        """
+        if self.gpu is None or not self.communicates:
+            return 0
+        types = [graph[o].type for o in node.operands]
+        arrays = [type_ for type_ in types if isinstance(type_, ArrayType)]
+        return round(project_call(node, arrays, self.gpu) * 1e3)
 
     def add_others(self, nodes: Sequence[Node]) -> None:
         """Ops that follow each other and that nothing of ours computes."""
@@ -279,7 +294,9 @@ class _ProgramBuilder:
             return
         closed = close_barriers(self.graph, members, self.scopes.barriers)
         inner = members | (closed.nodes.keys() - self.graph.nodes.keys())
-        part = export_nodes(closed, inner, tuple(results.values()))
+        part = export_nodes(
+            closed, inner, tuple(results.values()), lambda node: self.project_ns(node, closed)
+        )
         behind = self.find_barriers(members)
         self.fallback_count += 1
         self.add_step(
@@ -487,6 +504,7 @@ def build_program(
     left: Mapping[str, str] = MappingProxyType({}),
     kernels: Mapping[str, CudaKernel] | None = None,
     stays: Callable[[Scope], bool] = lambda scope: False,
+    gpu: Gpu | None = None,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
@@ -494,6 +512,7 @@ def build_program(
     epilogues: name the kernels that a product's library could compute.  left: scopes whose ops XLA (or the
     reference) computes in place of a kernel, by name, each with the reason.  kernels: those of the plans, by scope, if
     they are emitted already; a plan without one is left.  stays: is a kernel to stay one that a product could take in?
+    gpu: for which the calls of a program that communicates tell their times.
     """
     if kernels is None:
         kernels = emit_kernels(plans, FaultLog())
@@ -507,6 +526,7 @@ def build_program(
         left={**left, **lost},
         kernels=kernels,
         stays=stays,
+        gpu=gpu,
     )
     return builder.build(graph.name)
 

@@ -184,7 +184,9 @@ class _ModuleWriter:
         else:
             operands = tuple(self.read(view) for view in step.operands)
             node = replace(step.node, name=f"step/{step.node.name}", operands=operands)
-            for view, value in zip(step.results, self.builder.add_results(node), strict=True):
+            told = step.latency_ns if isinstance(step, LibraryStep) else 0
+            names = self.builder.add_results(node, told)
+            for view, value in zip(step.results, names, strict=True):
                 self.write(view.buffer, value, view.type)
 
     def add_kernel(self, step: KernelStep, kernel: XlaKernel) -> None:

@@ -6,11 +6,15 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astitch.device.gpu import preset
 from astitch.hlo import schema
+from astitch.hlo.attention import FORWARD, GRADIENT
+from astitch.hlo.tile_call import TRITON
 from astitch.xla import hook
 from astitch.xla.tell_latencies import tell_latencies
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
@@ -104,6 +108,79 @@ def test_more_work_is_beside_collectives_in_no_more_memory():
     assert planned[1] <= 1.02 * planned[0]
     hidden = [sum_hidden(read_exchanges(c, preset(GPU))) for c in (plain, stitched)]
     assert hidden[1] >= hidden[0]
+
+
+def attend(x: Any, w: Any) -> Any:
+    """A loss of one attention; the gradient of w is summed over the devices."""
+    q = (x @ w).reshape(*x.shape[:2], 8, 64)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, q).astype(jnp.float32) * 0.125
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), q)
+    return jnp.square(mixed.astype(jnp.float32)).mean()
+
+
+def train_narrow(x: Any, w: Any) -> Any:
+    """A narrow network, of whose rows a kernel of ours computes several layers."""
+    for layer in w:
+        x = jax.nn.relu(x @ layer)
+    return jnp.square(x.astype(jnp.float32)).mean()
+
+
+def decode(x: Any, w: Any) -> Any:
+    """Few rows, layers in a scan; each layer's results are summed over the devices."""
+
+    def turn(h: Any, layer: Any) -> tuple[Any, None]:
+        return h + jnp.tanh(jax.lax.psum(h @ layer, "d")), None
+
+    return jax.lax.scan(turn, x, w)[0]
+
+
+def read_calls(compiled: Any) -> list[list[float]]:
+    """What each call of cuDNN or of a tile program tells, us."""
+    return [
+        [int(e.value) / 1e3 for e in i.frontend_attributes.map if e.key == LATENCY]
+        for computation in read_compiled(compiled).computations
+        for i in computation.instructions
+        if i.custom_call_target.decode() in (TRITON, *FORWARD, *GRADIENT)
+    ]
+
+
+@needs_hook
+@pytest.mark.parametrize(
+    ("fn", "x", "w"),
+    [
+        (attend, (16, 1024, 512), (512, 512)),
+        (train_narrow, (1 << 18, 64), (4, 64, 64)),
+        (decode, (4, 1536), (3, 1536, 1536)),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_calls_of_attention_and_of_narrow_products_tell_their_time(fn, x, w):
+    told = read_calls(compile_split(fn, x, w, 2))
+    assert told
+    # A launch takes 2 us; memory moves 16 MB in 5.
+    assert all(len(times) == 1 and times[0] > 2 for times in told)
+    if fn is not decode:  # whose sum over one device is a collective too
+        alone = read_calls(compile_split(fn, x, w, 1))
+        assert len(alone) == len(told) and not any(alone)
+
+
+def compile_split(fn: Any, x: Any, w: Any, count: int) -> Any:
+    """The gradient with the batch split; a decoder with its weights whole.  In bf16."""
+    mesh = Mesh(np.array(devices(count)), ("d",))
+
+    def array(shape: Any, *spec: str) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+
+    whole = PartitionSpec()
+    with hooked():
+        if fn is decode:
+            split = jax.shard_map(
+                fn, mesh=mesh, in_specs=(whole, whole), out_specs=whole, check_vma=False
+            )
+            return compile_ahead(split, array(x), array(w))
+        return compile_ahead(jax.grad(fn, 1), array(x, "d"), array(w))
 
 
 def test_an_error_costs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,39 @@
+"""Programs over eight devices as users write them: what is sent and what memory they need, with kernels and without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from benchmarks.sharded_programs import PROGRAMS
+from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
+from tests.exchanges import count_exchanges
+from tests.xla.test_several_devices import sum_planned
+
+pytestmark = needs_hook
+
+ABOVE = {"fsdp/gathered": 1.08}
+"""Memory as a share of the plain program's, where it is above 1.02; docs/decisions/0030 has the reasons."""
+
+
+@pytest.mark.parametrize("name", ["data/zero1", "experts/top2", "fsdp/gathered", "mesh/adamw"])
+def test_kernels_send_as_much_and_need_no_more_memory(name: str) -> None:
+    program = PROGRAMS[name](devices(8))
+    options = {"donate_argnums": program.donated, "out_shardings": program.results}
+    plain = compile_ahead(program.fn, *program.arguments, **options)
+    with hooked() as seen:
+        stitched = compile_ahead(program.fn, *program.arguments, **options)
+    assert sum(s.kernels for s in seen.stitchings) > 3
+    assert sum_bytes(stitched) == sum_bytes(plain)
+    planned = [sum_planned(c.memory_analysis()) for c in (plain, stitched)]
+    assert planned[1] <= ABOVE.get(name, 1.02) * planned[0]
+
+
+def sum_bytes(compiled: Any) -> Counter[str]:
+    """What a device gives to all collectives of each kind."""
+    found = Counter[str]()
+    for (kind, size), count in count_exchanges(compiled).items():
+        found[kind] += size * count
+    return found
