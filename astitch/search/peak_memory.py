@@ -224,23 +224,28 @@ _IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.CONTROL, Kind.BARRIER})
 def measure_regions(graph: Graph) -> dict[str, int]:
     """Bytes of temporary memory in the bodies of loops and the branches of conditionals, by op: at the least."""
     return {
-        node.name: max(_estimate_region_peak(region) for region in node.regions)
+        node.name: max(estimate_region_peak(region) for region in node.regions)
         for node in graph
         if OPS[node.op].kind is Kind.CONTROL and node.regions
     }
 
 
-def _estimate_region_peak(region: Graph) -> int:
-    """Bytes beside what a region gets and gives."""
-    given = {storage_name(region, output) for output in region.outputs}
+def estimate_region_peak(region: Graph) -> int:
+    """Bytes beside what a region gets and gives, as XLA alone would run it."""
     regions = measure_regions(region)
 
     def measure_way(shared: bool) -> int:
         steps = list_plain_steps(region, stores_shared=shared, regions=regions)
-        sizes = {b: 0 if b in given else size for b, size in steps.sizes.items()}
-        return schedule(replace(steps, sizes=sizes)).peak
+        return schedule(leave_results_out(steps, region)).peak
 
     return min(measure_way(shared) for shared in (False, True))
+
+
+def leave_results_out(steps: MemorySteps, graph: Graph) -> MemorySteps:
+    """The steps, with results of the graph that take no memory."""
+    given = {storage_name(graph, output) for output in graph.outputs}
+    sizes = {b: 0 if b in given else size for b, size in steps.sizes.items()}
+    return replace(steps, sizes=sizes)
 
 
 def _stored(graph: Graph, names: Iterable[str]) -> frozenset[str]:

@@ -26,7 +26,12 @@ from astitch.pipeline import Launcher, Target
 from astitch.program.steps import FallbackStep, Step
 from astitch.scope.structure import Structure
 from astitch.search.bound_memory import most_of_memory
-from astitch.search.peak_memory import list_steps, schedule
+from astitch.search.peak_memory import (
+    estimate_region_peak,
+    leave_results_out,
+    list_steps,
+    schedule,
+)
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
@@ -243,6 +248,16 @@ def _find_least(job: _Job, compilation: Compilation) -> int:
     return LEAST_BYTES_AGAIN if peak <= most_of_memory(job.graph) else LEAST_BYTES_OVER
 
 
+def find_least_in_region(body: Compilation) -> int:
+    """The same as _find_least in the body of a loop or a branch, beside what it gets and gives."""
+    scratch = {plan.scope.name: plan.kernel.scratch_bytes for plan in body.plans}
+    steps = list_steps(body.scopes, scratch)
+    peak = schedule(leave_results_out(steps, body.scopes.graph)).peak
+    return (
+        LEAST_BYTES_AGAIN if peak <= estimate_region_peak(body.scopes.graph) else LEAST_BYTES_OVER
+    )
+
+
 def _find_moves(job: _Job, compilation: Compilation) -> dict[str, str]:
     """The kernels that XLA's products do as well, with the reasons."""
     nothing: dict[str, str] = {}
@@ -277,7 +292,8 @@ def _take_loops(
 
 def _prepare_body(job: _Job, body: Compilation, loop: bool) -> Kernels:
     """The kernels of a body.  loop: is it a loop's?"""
-    in_place = find_carried_in_place(body) if loop else find_temporaries_in_place(body)
+    find = find_carried_in_place if loop else find_temporaries_in_place
+    in_place = find(body, find_least_in_region(body))
     slices = _find_slices(body, job.faults, loop=True) if loop else {}
     left = job.without_kept(body, find_unworthy(body, slices))
     kernels = prepare_kernels(body, body.gpu, in_place, left, job.code, job.faults, slices)

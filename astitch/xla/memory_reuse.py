@@ -38,19 +38,23 @@ def find_in_place(
     return _find_in_place(compilation, into, least_bytes)
 
 
-def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
+def find_carried_in_place(
+    compilation: Compilation, least_bytes: int = 0
+) -> dict[str, list[InPlace]]:
     """The same for the state of a loop, whose body hands on result i where it found parameter i."""
     program = compilation.program
     into: dict[str, str] = {}
     for parameter, output in zip(program.parameters, program.outputs, strict=True):
         if parameter.type == output.type:
             into.setdefault(output.buffer, parameter.buffer)
-    return _find_in_place(compilation, into)
+    return _find_in_place(compilation, into, least_bytes)
 
 
-def find_temporaries_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
+def find_temporaries_in_place(
+    compilation: Compilation, least_bytes: int = 0
+) -> dict[str, list[InPlace]]:
     """The same for a branch of a conditional: its parameters are not its own, large arrays that it computes are."""
-    return _find_in_place(compilation, {})
+    return _find_in_place(compilation, {}, least_bytes)
 
 
 def match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:

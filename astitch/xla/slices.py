@@ -7,7 +7,7 @@ the slice: it takes the array, whose memory its result shares, and where the sli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -76,8 +76,8 @@ class _Place:
 def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[SliceWrite]]:
     """By kernel, what it writes into slices of the parameters.
 
-    The update must be XLA's, and only it may read the parameter and the kernel's result.  A loop's state of which a
-    product reads a transpose is XLA's, see find_turned_states.  loop: is it a loop's body?
+    The update must be XLA's, and only it may read the parameter, only it and the kernel the kernel's result.  A loop's
+    state of which a product reads a transpose is XLA's, see find_turned_states.  loop: is it a loop's body?
     """
     graph = compilation.scopes.graph
     if compilation.scopes.barriers:
@@ -86,6 +86,7 @@ def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[Slice
     if loop:
         kept |= {stored_value(graph, graph[n].operands[0]) for n in find_turned_states(graph)}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
+    members = {plan.kernel.name: frozenset(plan.scope.members) for plan in compilation.plans}
     written = {
         view.buffer: (step.kernel.name, number)
         for step in compilation.program.steps
@@ -99,9 +100,11 @@ def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[Slice
             continue  # a scatter has a region
         buffer = storage_name(graph, node.operands[1])
         place = _find_place(graph, node)
-        if buffer not in written or place is None or not _is_alone(graph, node, buffer):
+        if buffer not in written or place is None:
             continue
         kernel, number = written[buffer]
+        if not _is_alone(graph, node, buffer, members[kernel]):
+            continue
         size = array_of(node).dtype.bytes
         aligned = all(jump * size % ALIGNED_BYTES == 0 for jump in place.jumps())
         if not aligned and not _takes(kernels[kernel], number, (k.Load, k.Store)):
@@ -122,14 +125,18 @@ def _takes(kernel: k.Kernel, number: int, statements: tuple[type, ...]) -> bool:
     return all(isinstance(use[-1].statement, statements) for use in uses)
 
 
-def _is_alone(graph: Graph, update: Node, buffer: str) -> bool:
-    """Does an update write a parameter that nothing else reads, and read a buffer that nothing else reads?"""
+def _is_alone(graph: Graph, update: Node, buffer: str, inside: Collection[str]) -> bool:
+    """Does an update write a parameter that nothing else reads, and read a buffer that nothing else reads?
+
+    inside: the ops of the kernel that writes the buffer, which find it where they left it.
+    """
+    readers = _list_readers(graph, buffer.partition("#")[0], buffer)
     whole = stored_value(graph, update.operands[0])
     return (
         graph[whole].is_parameter
         and storage_type(graph, buffer).dtype is array_of(update).dtype
         and _list_readers(graph, whole) == [update.name]
-        and _list_readers(graph, buffer.partition("#")[0], buffer) == [update.name]
+        and [name for name in readers if name not in inside] == [update.name]
     )
 
 

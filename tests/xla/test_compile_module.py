@@ -12,11 +12,13 @@ import pytest
 
 import astitch
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.hlo_import import import_hlo
+from astitch.kernel.in_place import LEAST_BYTES_AGAIN
 from astitch.pipeline import Target
 from astitch.show.compilation import Compilation
-from astitch.xla.compile_module import export_bodies
+from astitch.xla.compile_module import export_bodies, find_least_in_region
 from astitch.xla.memory_reuse import find_carried_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel
 from astitch.xla.slices import find_slices
@@ -133,6 +135,23 @@ def as_body_text(body: Compilation, loop: bool) -> dict[str, XlaKernel | KernelR
         pairs, cuts = in_place.get(kernel.name, ()), slices.get(kernel.name, ())
         kernels[kernel.name] = with_text(kernel, pairs, cuts)
     return kernels
+
+
+def test_a_body_that_would_need_more_than_xla_writes_over_smaller_arrays():
+    """A softmax is as large as the product that it reads."""
+
+    def turn(h: Any, _: Any) -> Any:
+        wide = jax.nn.softmax(h @ np.ones((1024, 2048), np.float32), -1)
+        return jnp.tanh(wide @ np.ones((2048, 1024), np.float32)), None
+
+    x = np.ones((512, 1024), np.float32)
+    graph = import_hlo(lower(lambda x: jax.lax.scan(turn, x, None, length=3), x))
+    (body,) = stitch_bodies(compile_graph(graph, preset("h100"))).bodies
+    least = find_least_in_region(body.compilation)
+    assert least < LEAST_BYTES_AGAIN
+    (pairs,) = find_carried_in_place(body.compilation, least).values()
+    assert len(pairs) == 1
+    assert not find_carried_in_place(body.compilation)
 
 
 @pytest.mark.parametrize("name", LOOPS)
