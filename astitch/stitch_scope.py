@@ -268,6 +268,8 @@ def _choose_stages(
             continue
         if beside and _keeps_more(graph, stage, outside, node):
             continue
+        if beside and users and name in outputs and node.array.size == 1:
+            continue  # what reads it later would wait for the collectives of its kernel
         stored = [o for o in dict.fromkeys(node.operands) if not in_memory(o)]
         # Moving `name` later stores those operands instead of `name` itself (which an output keeps anyway),
         # unless they have an earlier reader and are stored, or move along because this is their only reader.

@@ -15,7 +15,7 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from astitch.graph.collectives import communicates, find_awaited, find_awaiting
+from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import ArrayType, Graph
 from astitch.graph.ops import OPS, Kind
@@ -75,6 +75,7 @@ def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     long; else for those of one that does, or for all of the part's.
     """
     awaiting, numbers = find_awaiting(graph), _find_numbers(graph)
+    combined = {name for group in find_combined(graph) if len(group) > 1 for name in group}
     inside: dict[Part, list[str]] = {}
     for name, part in parts.items():
         inside.setdefault(part, []).append(name)
@@ -82,7 +83,8 @@ def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     for names in inside.values():
         waits = _join_waits(graph, names, awaiting, numbers)
         every = functools.reduce(int.__or__, waits.values())
-        long = sorted({every} | _find_long(graph, waits, numbers), key=_count_first)
+        apart = {waits[n] for n in names if combined.intersection(graph[n].operands)}
+        long = sorted({every} | apart | _find_long(graph, waits, numbers), key=_count_first)
         for name in reversed(names):
             mask = next(m for m in long if m & waits[name] == waits[name])
             users = [found[u] for u in graph.users[name] if u in waits] if name in numbers else []

@@ -6,11 +6,13 @@ import pytest
 
 from astitch.graph.ir import Graph, OpaqueAttrs
 from astitch.rewrite.cut_stages import cut_stages
+from astitch.rewrite.recompute import recompute
+from astitch.stitch_scope import Left, choose_stages
 from tests.graphs import GraphBuilder
 
 
-def send(g: GraphBuilder, value: str, name: str) -> str:
-    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
+def send(g: GraphBuilder, value: str, name: str, kin: str = "") -> str:
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True, kin=kin)
     return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
 
 
@@ -164,3 +166,38 @@ def test_a_short_update_waits_for_what_others_wait_for(other):
 def test_updates_that_share_an_array_have_one_kernel():
     stage = cut_updates(LARGE, LARGE, shared=True)
     assert stage["first"] == stage["second"]
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_short_updates_are_apart_where_xla_combines_what_each_waits_for(combined):
+    """One kernel would bring two groups together: XLA puts them together in the order in which they are reached."""
+    g = GraphBuilder()
+    updates = []
+    for number, kin in enumerate(("f32", "f32", "max", "max")):
+        given = g.parameter("f32[64]", f"given.{number}")
+        sent = send(g, given, f"sent.{number}", kin if combined else "")
+        updates.append(g.op("negate", "f32[64]", sent, name=f"update.{number}"))
+    stage = cut(g.build(*updates))
+    assert stage["update.0"] == stage["update.1"]
+    assert stage["update.2"] == stage["update.3"]
+    assert (stage["update.1"] == stage["update.2"]) == (not combined)
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+def test_a_count_that_is_a_result_waits_for_no_collective(communicates):
+    """It lies over the donated count, so that all updates read it: else they would wait for the first one's."""
+    g = GraphBuilder()
+    count = g.parameter("f32[]", "count")
+    new = g.op("add", "f32[]", count, g.constant(1.0), name="new")
+    spread = g.broadcast(new, (512, 512), name="spread")
+    updates = []
+    for number in range(2):
+        w = g.parameter("f32[512,512]", f"w.{number}")
+        grad = g.dot(w, w, (1,), (0,), name=f"grad.{number}")
+        if communicates:
+            grad = send(g, grad, f"sent.{number}")
+        updates.append(g.op("multiply", "f32[512,512]", grad, spread, name=f"update.{number}"))
+    graph = g.build(*updates, new, aliases=[(2, 0)])
+    staged = recompute(choose_stages(Left(graph)))
+    first = min(staged.stage[u] for u in updates)
+    assert (staged.stage["new"] < first) == communicates
