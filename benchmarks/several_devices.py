@@ -1,8 +1,9 @@
 """Training steps on several GPUs that are not here: what the devices exchange, with kernels and without them.
 
 `JAX_PLATFORMS=cpu python -m benchmarks.several_devices [NAME ...]` prints for each program the collectives, the planned
-memory, the projected work beside collectives, and the kernels.  A last line compares the two: see Verdict.  Wants JAX
-with XLA's compiler for NVIDIA GPUs (`make test-xla`); no GPU.
+memory, the projected work beside collectives, and the kernels.  A last line compares the two: see Verdict.  --written:
+programs as users write them (benchmarks.sharded_programs); --kept: nothing is donated.  Wants JAX with
+XLA's compiler for NVIDIA GPUs (`make test-xla`); no GPU.
 """
 
 from __future__ import annotations
