@@ -147,9 +147,7 @@ class _Cone:
     def is_by_update(self, node: Node) -> bool:
         """Does each element of the result come from one of each operand, found by its index?"""
         row = OPS[node.op]
-        moves = (
-            row.kind is Kind.INDEX and not (row.permutes and not row.is_view) and not row.chooses
-        )
+        moves = row.kind is Kind.INDEX and not row.chooses
         # Columns of index vectors are put side by side: XLA reads each where it scatters.
         joins = node.name in self.places and row.chooses and isinstance(node.attrs, DimensionAttrs)
         by_element = moves or joins or row.kind in (Kind.ELEMENTWISE, Kind.BROADCAST)
@@ -165,6 +163,8 @@ class _Cone:
             return False
         if any(stored_value(self.graph, o) in self.lost for o in node.operands):
             return False
+        if OPS[node.op].permutes and not OPS[node.op].is_view:
+            return False  # elements that lie apart are read in whole sectors
         return self.is_by_update(node) or 1 < _row_length(self.graph, node) <= SHORT_ROW
 
     def is_kept(self, name: str) -> bool:

@@ -26,6 +26,10 @@ MOST_PREFETCHED = 16
 """The most parts of stacks that a thread prefetches for the next turn, in registers."""
 
 
+MOST_PARTS = 256
+"""The most parts of a value that a turn hands on: a thread has as many registers."""
+
+
 class NoPlan(Exception):
     """Why a loop has no plan."""
 
@@ -289,12 +293,15 @@ class Scheduler:
 
     def schedule(self) -> Steps:
         """The stages.  Raises NoPlan."""
-        results = [
-            part
+        values = [
+            role.value
             for role in self.loop.roles
             if isinstance(role, Carried | Stack) and role.value in self.axes.live
-            for part in self.parts_of(role.value)
         ]
+        for name in values:
+            if (count := count_parts(self.loop, self.axes, name)) > MOST_PARTS:
+                raise NoPlan(f"%{name} has {count} parts for each thread")
+        results = [part for name in values for part in self.parts_of(name)]
         for part in results:
             self.stage_of(part)
         made = {part.name for part in self.stages}

@@ -178,6 +178,12 @@ def read_splat(draft: Draft | Graph, name: str) -> np.ndarray | None:
     return None
 
 
+def is_zero(draft: Draft | Graph, name: str) -> bool:
+    """Is every element of the value known to be zero?"""
+    number = read_splat(draft, name)
+    return number is not None and not number
+
+
 def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
     return x.dtype == y.dtype and x.tobytes() == y.tobytes()
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from astitch.graph.ir import (
     BroadcastAttrs,
-    ConstantAttrs,
     DimensionAttrs,
     DType,
     DynamicSliceAttrs,
@@ -29,6 +28,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.narrow_product import FACTORS
+from astitch.rewrite.draft import is_zero
 from astitch.rewrite.movement_rules import group_dimensions
 
 BATCH, DEPTH, COLUMN = "batch", "depth", "column"
@@ -283,12 +283,8 @@ def _find_layer(graph: Graph, node: Node) -> Layer | None:
     if isinstance(node.attrs, SliceAttrs):
         return Layer(before[0], node.attrs.starts[0])
     _, first, *others = node.operands
-    return Layer(before[0], first) if all(_is_zero(graph[o]) for o in others) else None
+    return Layer(before[0], first) if all(is_zero(graph, o) for o in others) else None
 
 
 _DYNAMIC_SLICES = {op for op, row in OPS.items() if row.attributes.of is DynamicSliceAttrs}
 """Also of types that only XLA computes with, whose attributes are not read."""
-
-
-def _is_zero(node: Node) -> bool:
-    return isinstance(node.attrs, ConstantAttrs) and not node.attrs.value.numpy().any()

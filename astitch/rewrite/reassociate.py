@@ -40,7 +40,7 @@ from astitch.graph.ir import (
 from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.graph.matmul import canonical_dot
 from astitch.graph.ops import OPS, monoid_of
-from astitch.rewrite.draft import Draft, Log, read_splat
+from astitch.rewrite.draft import Draft, Log, is_zero, read_splat
 from astitch.rewrite.simplify import rewrite_graph, start_draft
 
 SUMMED = frozenset({DType.F32, DType.F64})
@@ -100,11 +100,6 @@ def _stays_on_chip(graph: Graph, name: str, reduced: tuple[int, ...]) -> bool:
     return rows and math.prod(array.shape[d] for d in reduced) * element_bytes <= ON_CHIP_BYTES
 
 
-def _is_zero(graph: Graph | Draft, name: str) -> bool:
-    node = graph[name]
-    return isinstance(node.attrs, ConstantAttrs) and not node.attrs.value.numpy().any()
-
-
 # ---- joint reductions
 
 
@@ -152,7 +147,7 @@ def _find_pairs(graph: Graph) -> list[_Pair]:
     pairs: list[_Pair] = []
     taken: set[str] = set()
     for node in graph:
-        if not _is_reduce(node, "add") or not _is_zero(graph, node.operands[1]):
+        if not _is_reduce(node, "add") or not is_zero(graph, node.operands[1]):
             continue
         pair = _moments(graph, node) or _exponentials(graph, node)
         if pair is None or _stays_on_chip(graph, pair.source, _reduced(node)):
@@ -187,15 +182,15 @@ def _moments(graph: Graph, second: Node) -> _Pair | None:
     mean = graph[center]
     if mean.op not in ("divide", "multiply"):
         return None
-    factor = _splat(graph, mean.operands[1])
+    splat = read_splat(graph, mean.operands[1])
     first = graph[mean.operands[0]]
-    if factor is None or not _sums_the_same(graph, first, source, second, "add"):
+    if splat is None or not _sums_the_same(graph, first, source, second, "add"):
         return None
-    count = math.prod(graph[source].shape[d] for d in _reduced(second))
+    factor, count = float(splat), math.prod(graph[source].shape[d] for d in _reduced(second))
     if mean.op == "divide" and not factor:
         return None
     share = 1 / factor if mean.op == "divide" else factor
-    if not _is_zero(graph, first.operands[1]) or not math.isclose(share * count, 1, rel_tol=1e-6):
+    if not is_zero(graph, first.operands[1]) or not math.isclose(share * count, 1, rel_tol=1e-6):
         return None
     return _Pair(MOMENTS, first.name, second.name, source, center)
 
@@ -218,7 +213,7 @@ def _exponentials(graph: Graph, second: Node) -> _Pair | None:
             return None
         node = graph[below[-1]] if node.op != "select" else graph[node.operands[1]]
         behind.add(node.name)
-    if _splat(graph, node.operands[1]) != -math.inf:
+    if read_splat(graph, node.operands[1]) != -math.inf:
         return None
     return _Pair(EXPONENTIALS, node.name, second.name, source, center)
 
@@ -229,15 +224,6 @@ def _sums_the_same(graph: Graph, node: Node, source: str, second: Node, monoid: 
         and node.operands[0] == source
         and set(_reduced(node)) == set(_reduced(second))
     )
-
-
-def _splat(graph: Graph, name: str) -> float | None:
-    node = graph[name]
-    if OPS[node.op].is_broadcast:
-        node = graph[node.operands[0]]
-    if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
-        return float(node.attrs.value.numpy().reshape(()))
-    return None
 
 
 def _number(draft: Draft, origin: Node, value: float, dtype: DType) -> str:
@@ -371,7 +357,7 @@ def _contract_batches(graph: Graph, log: Log) -> Graph:
         return graph
 
     def contract(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if not (_is_reduce(node, "add") and _is_zero(draft, node.operands[1])):
+        if not (_is_reduce(node, "add") and is_zero(draft, node.operands[1])):
             return None
         product = draft[node.operands[0]]
         a = product.attrs
@@ -421,7 +407,7 @@ def _hoist_factors(graph: Graph, log: Log) -> Graph:
     levels: dict[str, int] = {}
 
     def hoist(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if not (_is_reduce(node, "add") and _is_zero(draft, node.operands[1])):
+        if not (_is_reduce(node, "add") and is_zero(draft, node.operands[1])):
             return None
         hoisted = _hoist(node, draft, levels)
         if hoisted is not None:

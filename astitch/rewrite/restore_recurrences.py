@@ -33,7 +33,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.ops.windows import Running
 from astitch.graph.recurrences import TYPES
-from astitch.rewrite.draft import Draft, Log, read_splat
+from astitch.rewrite.draft import Draft, Log, is_zero, read_splat
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.finite_field import (
     EVALUATED,
@@ -141,7 +141,7 @@ def _find_weaving(graph: Graph) -> dict[str, int]:
         if isinstance(node.attrs, PadAttrs):
             padded = zip(node.attrs.low, node.attrs.high, node.attrs.interior, strict=True)
             moved = [d for d, edges in enumerate(padded) if any(edges)]
-            if len(moved) == 1 and _is_zero(graph, node.operands[1]):
+            if len(moved) == 1 and is_zero(graph, node.operands[1]):
                 found[node.name] = moved[0]
         elif OPS[node.op].combiner is np.add:
             known = [o for o in node.operands if o in found]
@@ -149,11 +149,6 @@ def _find_weaving(graph: Graph) -> dict[str, int]:
             if len({found[o] for o in known}) == 1 and (len(known) == 2 or alone):
                 found[node.name] = found[known[0]]
     return found
-
-
-def _is_zero(graph: Graph, name: str) -> bool:
-    number = read_splat(graph, name)
-    return number is not None and not number
 
 
 def _is_pad(node: Node) -> bool:
@@ -409,7 +404,7 @@ def _acts_along(graph: Graph, node: Node, dimension: int) -> bool:
         case DimensionAttrs(along):
             return along == dimension
         case DimensionsAttrs(dimensions) if OPS[node.op].is_reduce:
-            single = len(node.operands) == 2 and _is_zero(graph, node.operands[1])
+            single = len(node.operands) == 2 and is_zero(graph, node.operands[1])
             return single and monoid_of(node.regions[0]) == "add" and dimension != ONE_STEP
         case DimensionsAttrs(dimensions):
             return dimensions == (dimension,)

@@ -670,6 +670,8 @@ def test_what_is_no_kernel_says_why() -> None:
     )
     many = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.tanh(x @ w), x)  # noqa: E731
     assert "do not fit" in refuse(many, *large)
+    wide = lambda x, y: lax.fori_loop(0, 9, lambda _, x: jnp.roll(x, 1, 1) * y, x)  # noqa: E731
+    assert "parts for each thread" in refuse(wide, normal(8, 4096), normal(8, 1))
 
 
 # ---- out of the loop -------------------------------------------------------------------------------------------------
