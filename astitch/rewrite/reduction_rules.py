@@ -58,10 +58,15 @@ def start_empty_reduce(node: Node, draft: Draft) -> Node | str | None:
     return become(node, "broadcast", (node.operands[1],), BroadcastAttrs(()))
 
 
+MUCH_SMALLER = 8
+"""What is repeated at least so often, or summed from so many, may be read and written in any order."""
+
+
 def absorb_transpose_into_reduce(node: Node, draft: Draft) -> Node | str | None:
     """reduce(transpose(x, p), e, d) -> reduce(x, e, p∘d)
 
-    if kept and reduced dimensions stay in order among themselves: the elements meet as before.
+    if reduced dimensions stay in order among themselves: the elements meet as before.  Where kept ones do not, a result
+    that is much smaller than x is transposed.
     """
     assert isinstance(node.attrs, DimensionsAttrs)
     inner = draft[node.operands[0]]
@@ -70,14 +75,19 @@ def absorb_transpose_into_reduce(node: Node, draft: Draft) -> Node | str | None:
     p = inner.attrs.permutation
     reduced = [p[i] for i in range(len(p)) if i in node.attrs.dimensions]
     kept = [p[i] for i in range(len(p)) if i not in node.attrs.dimensions]
-    if not (ascends(reduced) and ascends(kept)):
+    if not ascends(reduced):
         return None
-    operands = (inner.operands[0], node.operands[1])
-    return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
+    operands, attrs = (inner.operands[0], node.operands[1]), DimensionsAttrs(tuple(reduced))
+    if ascends(kept):
+        return replace(node, operands=operands, attrs=attrs)
+    if node.array.size * MUCH_SMALLER > inner.array.size:
+        return None
+    below = sorted(kept)
+    shape = tuple(node.shape[kept.index(d)] for d in below)
+    total = draft.add(node, "reduce", ArrayType(node.dtype, shape), operands, attrs, node.regions)
+    back = TransposeAttrs(tuple(below.index(d) for d in kept))
+    return replace(node, op="transpose", operands=(total,), attrs=back, regions=())
 
-
-MUCH_SMALLER = 8
-"""What is repeated at least so often may be read in any order."""
 
 MOST_FLOPS = 32
 """Operations for an element that take as long as to write and read it, four bytes each way."""

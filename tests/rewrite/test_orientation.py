@@ -103,6 +103,39 @@ def test_logits_of_weights_on_the_left_are_reduced_by_rows(words: int) -> None:
     assert not list(across(plans_of(graph)))
 
 
+# ---- norms of each channel over places, behind a product of channels
+
+
+def normed_places(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    y = jax.nn.gelu(x @ w)
+    size = jnp.linalg.norm(y.astype(jnp.float32), axis=(1, 2), keepdims=True)
+    return (y * (size / size.mean(-1, keepdims=True)).astype(y.dtype)) @ v
+
+
+def normed_words(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    y = jnp.einsum("bhwc,cd->bdhw", x, w).astype(jnp.float32)
+    y = (y - y.mean((2, 3), keepdims=True)) * jax.lax.rsqrt(y.var((2, 3), keepdims=True) + 1e-5)
+    return jnp.einsum("bdhw,dc->bhwc", jax.nn.relu(y).astype(x.dtype), v)
+
+
+def excited(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    y = jax.vmap(lambda image: jax.nn.silu(image.reshape(-1, image.shape[-1]) @ w))(x)
+    gates = jax.nn.softmax(y.astype(jnp.float32).max(1), -1).astype(y.dtype)
+    return (y * gates[:, None]) @ v
+
+
+@pytest.mark.parametrize("layer", [normed_places, normed_words, excited])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_norms_over_places_are_read_along_them(layer: Function, dtype: Any, gradient: bool) -> None:
+    def loss(*arguments: jax.Array) -> jax.Array:
+        return jnp.square(layer(*arguments).astype(jnp.float32)).mean()
+
+    shapes = specs((16, 56, 56, 96), (96, 384), (384, 96), dtype=dtype)
+    graph = graph_of(jax.grad(loss, argnums=(0, 1, 2)) if gradient else layer, *shapes)
+    assert not list(across(plans_of(graph)))
+
+
 # ---- what is kept for the backward pass lies as it was computed
 
 

@@ -1013,6 +1013,23 @@ def keep_transpose_that_reorders_a_reduce(g: GraphBuilder) -> str | tuple[str, .
 
 
 @case("""
+%p0 = f32[4,2,8] parameter() (index=0)
+%constant.2 = f32[] constant() 0.0
+%reduce.3.reduce = f32[4,2] reduce(%p0, %constant.2) (dimensions=(2,)) region=add_f32
+%reduce.3 = f32[2,4] transpose(%reduce.3.reduce) (permutation=(1, 0))
+return %reduce.3
+| graph add_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %add = f32[] add(%a, %b)
+|   return %add
+""")
+def transpose_the_small_result_of_a_reduce(g: GraphBuilder) -> str | tuple[str, ...]:
+    x = g.parameter("f32[4,2,8]")
+    return g.reduce(g.transpose(x, (1, 2, 0)), (1,), "add")
+
+
+@case("""
 %p0 = f32[8,16] parameter() (index=0)
 %p1 = f32[16] parameter() (index=1)
 %broadcast.2 = f32[16,8] broadcast(%p1) (dimensions=(0,))
