@@ -44,6 +44,9 @@ LEAST_LARGER = 64
 WRITTEN_BYTES = 4 << 20
 """What it costs to write that in front of a product of matrices, where nothing else wants it in memory: a launch."""
 
+MEMORY = 0.5
+"""Moved bytes that a byte of memory is worth: XLA writes a sum in the place of a product that it is added to."""
+
 TOLERANCE_BYTES = 1024
 """By how much the result of an op may be larger than its operands (kIoToleranceBytes).  A larger one is computed where
 it is read."""
@@ -470,14 +473,14 @@ class _Cuts:
         stitched = name not in self.outside and name not in taken
         return stitched and self.depth[name] == self.depth[end]
 
-    def moved_bytes(self, chain: _Chain, count: int, taken: Collection[str]) -> int:
+    def moved_bytes(self, chain: _Chain, count: int, taken: Collection[str]) -> float:
         """Bytes that are written and read where XLA takes so many links, but for what is read in any case."""
         graph, end = self.graph, chain.end(len(chain.links))
         size = graph[chain.end(count)].array.bytes
         kept = self.is_kept(chain, taken)
-        needed = (user in self.outside or user in taken for user in _list_readers(self.graph, end))
-        stored = end in self.outputs or any(needed)
-        moved = size
+        readers = _list_readers(self.graph, end)
+        stored = end in self.outputs or any(not self.is_beside(r, end, taken) for r in readers)
+        moved: float = size
         if count == len(chain.links):
             moved += size * kept
         else:
@@ -490,9 +493,17 @@ class _Cuts:
             moved += WRITTEN_BYTES
         for name in read:
             others = (user for user in _list_readers(self.graph, name) if user not in own)
+            bytes_ = array_of(graph[name]).bytes
             if any(self.is_beside(user, end, taken) for user in others):
-                moved += array_of(graph[name]).bytes  # a kernel reads it too
+                moved += bytes_  # a kernel reads it too
+            elif self.is_forgotten(name, own):
+                moved -= MEMORY * bytes_
         return moved
+
+    def is_forgotten(self, name: str, own: Collection[str]) -> bool:
+        """Is a value in memory for a chain alone?  own: the ops of the chain."""
+        kept = name in self.outputs or name not in self.outside or self.graph[name].is_parameter
+        return not kept and all(user in own for user in _list_readers(self.graph, name))
 
 
 def set_apart(

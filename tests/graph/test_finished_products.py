@@ -81,6 +81,16 @@ WHOLE = {
         (X, W, W),
         ["add", "maximum", "maximum"],
     ),
+    "adapters of low rank": (
+        lambda x, w, a, b: jax.nn.silu(x @ w + x @ a @ b),
+        (X, W, (DEPTH, 16), (16, COLUMNS)),
+        ["add"],
+    ),
+    "a gate of them": (
+        lambda x, w, a, b: jax.nn.gelu(x @ w + x @ a @ b) * jnp.tanh(x @ w[::-1] + x @ a[::-1] @ b),
+        (X, W, (DEPTH, 16), (16, COLUMNS)),
+        ["add", "add"],
+    ),
     "read by a product": (
         lambda x, w, b: jax.nn.relu(x @ w + b) @ w.T,
         (X, W, B),
@@ -124,6 +134,17 @@ PARTS = {
 def test_stays_with_kernels(name: str) -> None:
     fn, shapes = PARTS[name]
     assert list_taken(find(fn, *shapes)) == []
+
+
+def test_two_kernels_read_what_the_product_has_stored() -> None:
+    """The second would read the sum, which the first would store for it."""
+
+    def fn(x: Any, w: Any, v: Any, b: Any) -> Any:
+        total = x @ w + b
+        hidden = jax.nn.gelu(total) @ v
+        return norm(hidden) * total
+
+    assert list_taken(find(fn, X, W, (COLUMNS, COLUMNS), B)) == ["add"]
 
 
 def test_a_wider_result_is_computed_where_it_is_read() -> None:
