@@ -180,7 +180,7 @@ def _select_n(draw: Draw, rng: np.random.Generator, x: np.ndarray) -> Case:
     return Case(f"select_n of {count}", lambda i, *c: lax.select_n(i, *c), (which, *cases))
 
 
-def _gather(draw: Draw, rng: np.random.Generator, x: np.ndarray) -> Case:
+def draw_gather(draw: Draw, rng: np.random.Generator, x: np.ndarray) -> Case:
     """Any dimension numbers: each dimension of x is sliced, collapsed or batched; indexed or not."""
     kinds = [draw(st.sampled_from("ssscb")) if n else "s" for n in x.shape]
     batching = [d for d, k in enumerate(kinds) if k == "b"]
@@ -214,7 +214,7 @@ def _gather(draw: Draw, rng: np.random.Generator, x: np.ndarray) -> Case:
 _MOVEMENTS = {
     "slice": _slice, "transpose": _transpose, "reverse": _reverse, "reshape": _reshape, "broadcast": _broadcast,
     "pad": _pad, "concatenate": _concatenate, "dynamic-slice": _dynamic_slice, "iota": _iota, "select_n": _select_n,
-    "dynamic-update-slice": _dynamic_update_slice, "gather": _gather, "gather again": _gather,
+    "dynamic-update-slice": _dynamic_update_slice, "gather": draw_gather, "gather again": draw_gather,
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from astitch.graph.ops.other import LATENCY
 from astitch.graph.recurrences import joins_steps, write_out
 from astitch.hlo import schema
 from astitch.hlo.attention import render_attention
+from astitch.hlo.gather import is_simplified, render_gather
 from astitch.hlo.literal import write_literal
 from astitch.hlo.narrow_product import render_narrow_product
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
@@ -111,10 +112,13 @@ def export_call(node: Node, operands: Sequence[ArrayType]) -> bytes:
 
 
 class ModuleBuilder:
-    """Writes the entry computation of a module, one instruction after the other; values go by the nodes' names."""
+    """Writes the entry computation of a module, one instruction after the other; values go by the nodes' names.
 
-    def __init__(self, name: str) -> None:
-        self._module = _Module(name)
+    late: XLA goes on with the module in the middle of its compilation, and simplifies no gather any more.
+    """
+
+    def __init__(self, name: str, *, late: bool = False) -> None:
+        self._module = _Module(name, late=late)
         self._entry = _Computation(self._module, name)
         self._parameters = 0
 
@@ -163,9 +167,10 @@ class ModuleBuilder:
 
 
 class _Module:
-    """The computations written so far, with ids and names that are unique in the module."""
+    """The computations written so far, with ids and names that are unique in the module.  late: see ModuleBuilder."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, late: bool) -> None:
+        self.late = late
         self.proto = schema.HloModuleProto(name=_clean(name).encode())
         self._ids = 0
         self._names: set[str] = set()
@@ -264,7 +269,9 @@ class _Computation:
             case "opaque":
                 value = self._add_opaque(node, operands)
             case "mulhi":
-                value = self._add_upper_half(node, operands)
+                value = self._add_parts(node, _render_upper_half(node), operands)
+            case "gather" if self.module.late:
+                value = self._add_gather(node, operands)
             case "attention" | "attention-gradient":
                 value = self._add_attention(node, operands)
             case "narrow-product":
@@ -435,12 +442,18 @@ class _Computation:
         parts = [self._project(value, index, f"{name}.{index}") for index in range(count)]
         return [leaf for part in parts for leaf in self._take_apart(part, name)]
 
-    def _add_upper_half(self, node: Node, operands: Sequence[_Value]) -> _Value:
-        """mulhi by older ops: XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO."""
+    def _add_parts(self, node: Node, parts: Sequence[Node], operands: Sequence[_Value]) -> _Value:
+        """A node by other ops, the last of which has its name."""
         values = dict(zip(node.operands, operands, strict=True))
-        for part in _render_upper_half(node):
+        for part in parts:
             values[part.name] = self._add(part, part.type, [values[o] for o in part.operands])
         return values[node.name]
+
+    def _add_gather(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        types = [as_array(read_type(v.shape, node.name), node.name) for v in operands]
+        if is_simplified(node, types[1]):
+            return self._add(node, node.type, operands)
+        return self._add_parts(node, render_gather(node, types), operands)
 
     def _add_attention(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """Calls of cuDNN's or of our own kernels, with the results in the order that the node gives."""
@@ -541,7 +554,10 @@ _TWICE = {
 
 
 def _render_upper_half(node: Node) -> tuple[Node, ...]:
-    """mulhi(x, y): the upper half of x * y in a type of twice the size; of 64 bits by products of halves."""
+    """mulhi(x, y): the upper half of x * y in a type of twice the size; of 64 bits by products of halves.
+
+    XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO.
+    """
     array, parts = node.array, list[Node]()
 
     def add(

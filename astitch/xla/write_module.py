@@ -81,7 +81,7 @@ class _ModuleWriter:
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
         self.kernels = kernels
         self.latencies_ns = _project_latencies(compilation, loops)
-        self.builder = ModuleBuilder(self.program.name)
+        self.builder = ModuleBuilder(self.program.name, late=True)
         self.values: dict[str, tuple[str, ArrayType]] = {}
         self.views: dict[tuple[View, str], str] = {}
         self.barriers = {barrier.name: barrier for barrier in compilation.scopes.barriers}

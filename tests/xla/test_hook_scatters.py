@@ -40,6 +40,21 @@ def test_another_type_is_scattered(dtype: str, op: str, word: str) -> None:
     assert f"= {word}[1000]{{0}} scatter(" in text
 
 
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_the_gradient_of_a_sort_is_compiled(rows: int) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import astitch
+
+    def loss(x: Any) -> Any:
+        return jnp.square(jnp.sort(x, 1)).sum()
+
+    with astitch.enabled(gpu=GPU):
+        compile_ahead(Program(jax.grad(loss), lambda: (jnp.zeros((rows, 128)),)))
+    assert astitch.report().programs[-1].kernels
+
+
 def test_few_rows_are_a_kernel() -> None:
     text, kernels = compile_sums("float32", "add", 10, 100_000)
     assert kernels == 1

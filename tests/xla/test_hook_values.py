@@ -286,3 +286,15 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulated_xla, "compile_host", damage)
     with pytest.raises(AssertionError, match="result 0"):
         check_values(layer_norm, *WIDE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_sorted_rows(dtype: str) -> None:
+    """A scatter of XLA's takes in the gather of the rows' elements, in the form that its kernels read."""
+    x = normal(64, 128).astype(dtype)
+    for turn in (lambda x: x, lambda x: -x):
+
+        def loss(x: Any, turn: Callable[[Any], Any] = turn) -> Any:
+            return jnp.square(turn(jnp.sort(turn(x), 1)).astype(jnp.float32)).sum()
+
+        check_values(jax.grad(loss), x, coarsest=dtype)
