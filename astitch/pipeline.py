@@ -56,6 +56,7 @@ from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.short_reductions import write_out_short_reductions
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.sink_into_loops import sink_into_loops
+from astitch.rewrite.sink_slices import sink_slices
 from astitch.rewrite.small_dots import decompose_small_dots
 from astitch.rewrite.sorted_scatters import reduce_sorted_rows
 from astitch.rewrite.split_k import split_products
@@ -413,6 +414,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.simplified,
     ),
     _rewrite("restore_recurrences", lambda graph, job: restore_recurrences(graph)),
+    _rewrite("sink_slices", lambda graph, job: sink_slices(graph)),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("unroll_searches", _unroll_searches),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),

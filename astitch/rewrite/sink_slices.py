@@ -1,0 +1,229 @@
+"""Graph -> Graph: what a slice alone reads is computed only where the slice reads it.
+
+`softmax((x @ w)[:, -1])` wants the logits of the last word.  XLA multiplies for all words, and so for the whole last
+layer.  Each value has the part that its readers want, where they agree; it is computed from the parts of its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TypeAlias
+
+from astitch.graph.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    Graph,
+    Node,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from astitch.graph.matmul import free_dimensions
+from astitch.graph.ops import OPS, Kind
+from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.movement_rules import group_dimensions
+from astitch.rewrite.simplify import rewrite_graph
+
+Run: TypeAlias = tuple[int, int, int]
+"""(start, count, step): numbers of elements along a dimension."""
+
+Part: TypeAlias = tuple[Run, ...]
+"""Of an array, by dimension."""
+
+LEAST_GAIN = 2
+"""A product is computed in part where so many times fewer elements of it are read."""
+
+
+def sink_slices(graph: Graph, log: Log | None = None) -> Graph:
+    """The same function.  graph: simplified.  log: hears of every product that is computed in part."""
+    heard: Log = log or (lambda rule, node: None)
+    parts = _find_parts(graph)
+    if not parts:
+        return graph
+
+    def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
+        wanted = parts.get(node.name)
+        cut = node.attrs if isinstance(node.attrs, SliceAttrs) else None
+        if wanted is None and cut is None:
+            return None
+        origin = graph[node.name]
+        if wanted is None:
+            assert cut is not None
+            (operand,) = origin.operands
+            return values[operand] if parts.get(operand) == _part_of(cut) else None
+        if isinstance(node.attrs, DotAttrs):
+            heard("sink_slice", node.name)
+        needed = [_want(graph, origin, i, wanted) for i in range(len(origin.operands))]
+        operands = tuple(
+            values[name]
+            if part is None or parts.get(name) == part
+            else _cut(node, draft, values[name], part)
+            for name, part in zip(origin.operands, needed, strict=True)
+        )
+        if cut is not None:
+            return operands[0]
+        return _put(node, draft, operands, tuple(count for _, count, _ in wanted))
+
+    return rewrite_graph(graph, heard, change)
+
+
+# ---- which part of each value is read
+
+
+def _find_parts(graph: Graph) -> dict[str, Part]:
+    """The parts of values of which nothing else is read; only where they lead to a product that is computed in part."""
+    if not any(isinstance(node.attrs, SliceAttrs) for node in graph):
+        return {}
+    parts: dict[str, Part | None] = dict.fromkeys(graph.outputs)
+    for node in reversed([*graph]):
+        wanted = parts.get(node.name)
+        for number, name in enumerate(node.operands):
+            found = _want(graph, node, number, wanted)
+            parts[name] = found if parts.get(name, found) == found else None
+    kept: dict[str, Part] = {}
+    for node in graph:
+        if (part := parts.get(node.name)) is not None:
+            computed = isinstance(node.attrs, DotAttrs) and node.array.size >= LEAST_GAIN * _count(
+                part
+            )
+            if computed or any(o in kept for o in node.operands):
+                kept[node.name] = part
+    return kept
+
+
+def _count(part: Part) -> int:
+    return prod(count for _, count, _ in part)
+
+
+def _part_of(cut: SliceAttrs) -> Part:
+    return tuple(
+        (start, max(0, -(-(limit - start) // step)), step)
+        for start, limit, step in zip(cut.starts, cut.limits, cut.strides, strict=True)
+    )
+
+
+def _whole(shape: Sequence[int]) -> Part:
+    return tuple((0, extent, 1) for extent in shape)
+
+
+def _want(graph: Graph, node: Node, number: int, wanted: Part | None) -> Part | None:
+    """The part of an operand that a part of the node needs; None: all of it, or it is no matter."""
+    operand = graph[node.operands[number]]
+    if not isinstance(operand.type, ArrayType) or not isinstance(node.type, ArrayType):
+        return None
+    shape, found = operand.shape, None
+    if isinstance(node.attrs, SliceAttrs):
+        cut = _part_of(node.attrs)
+        found = cut if wanted is None else tuple(map(_compose, cut, wanted))
+    elif wanted is not None:
+        found = _trace(node, operand, number, wanted)
+    return None if found is None or found == _whole(shape) else found
+
+
+def _compose(outer: Run, inner: Run) -> Run:
+    """A run of the elements of a run."""
+    return outer[0] + inner[0] * outer[2], inner[1], outer[2] * inner[2] if inner[1] > 1 else 1
+
+
+def _trace(node: Node, operand: Node, number: int, wanted: Part) -> Part | None:
+    """See _want; of ops that are no slices."""
+    row, a = OPS[node.op], node.attrs
+    if row.is_view:
+        return _view(node.shape, operand.shape, wanted)
+    match a:
+        case BroadcastAttrs(dimensions):
+            return tuple(wanted[d] for d in dimensions)
+        case TransposeAttrs(permutation):
+            return tuple(wanted[permutation.index(d)] for d in range(len(permutation)))
+        case DotAttrs():
+            return _trace_product(a, operand.shape, number, wanted)
+        case DimensionsAttrs(reduced) if row.is_reduce:
+            if number >= len(node.operands) // 2:
+                return None
+            kept = iter(wanted)
+            return tuple(
+                (0, extent, 1) if d in reduced else next(kept)
+                for d, extent in enumerate(operand.shape)
+            )
+    if row.kind is Kind.ELEMENTWISE and operand.shape == node.shape:
+        return wanted
+    return None
+
+
+def _trace_product(a: DotAttrs, shape: Sequence[int], number: int, wanted: Part) -> Part:
+    batch = a.rhs_batch if number else a.lhs_batch
+    contracted = a.rhs_contracting if number else a.lhs_contracting
+    free = free_dimensions(len(shape), batch, contracted)
+    first = len(wanted) - len(free) if number else len(batch)
+    found = dict(zip(batch, wanted, strict=False))
+    found |= dict(zip(free, wanted[first : first + len(free)], strict=True))
+    return tuple(found.get(d, (0, extent, 1)) for d, extent in enumerate(shape))
+
+
+def _view(after: Sequence[int], before: Sequence[int], wanted: Part) -> Part | None:
+    """The part of an array that a part of the same elements in another shape is; None where it is no part."""
+    if 0 in before or not _count(wanted):
+        return None
+    found: list[Run] = [(0, 1, 1)] * len(before)
+    for old, new in group_dimensions(before, after):
+        run = _merge([after[d] for d in new], [wanted[d] for d in new])
+        runs = run and _split([before[d] for d in old], run)
+        if not runs:
+            return None
+        for d, value in zip(old, runs, strict=True):
+            found[d] = value
+    return tuple(found)
+
+
+def _merge(extents: Sequence[int], runs: Sequence[Run]) -> Run | None:
+    """Runs along dimensions as one along all of them; None where the elements are not evenly apart."""
+    start, count, step, size = 0, 1, 1, 1
+    for extent, (first, many, apart) in zip(reversed(extents), reversed(runs), strict=True):
+        start += first * size
+        if many > 1:
+            if count > 1 and apart * size != count * step:
+                return None
+            step = apart * size if count == 1 else step
+            count *= many
+        size *= extent
+    return start, count, step
+
+
+def _split(extents: Sequence[int], run: Run) -> list[Run] | None:
+    """A run along dimensions that were merged, as one along each; None where it is none."""
+    start, count, step = run
+    found: list[Run] = []
+    for extent in reversed(extents[1:]):
+        at = start % extent
+        if count == 1 or step % extent == 0:
+            found.append((at, 1, 1))
+            step = max(step // extent, 1)
+        elif extent % step == 0 and at < step and count % (extent // step) == 0:
+            found.append((at, extent // step, step))
+            count, step = count // (extent // step), 1
+        elif at + (count - 1) * step < extent:
+            found.append((at, count, step))
+            count, step = 1, 1
+        else:
+            return None
+        start //= extent
+    return [(start, count, step if count > 1 else 1), *reversed(found)]
+
+
+# ---- computing it
+
+
+def _cut(origin: Node, draft: Draft, name: str, part: Part) -> str:
+    """The part of a value."""
+    starts, counts, steps = zip(*part, strict=True)
+    limits = tuple(start + (count - 1) * step + 1 for start, count, step in part)
+    type_ = ArrayType(draft[name].dtype, counts)
+    return draft.add(origin, "slice", type_, (name,), SliceAttrs(starts, limits, steps))
+
+
+def _put(node: Node, draft: Draft, operands: tuple[str, ...], shape: tuple[int, ...]) -> str:
+    """The node of a smaller shape."""
+    type_ = ArrayType(node.dtype, shape)
+    return draft.add(node, node.op, type_, operands, node.attrs, node.regions)
