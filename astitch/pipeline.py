@@ -36,6 +36,7 @@ from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
+from astitch.rewrite.joined_columns import separate_columns
 from astitch.rewrite.narrow_pieces import join_narrow_pieces
 from astitch.rewrite.narrow_products import write_narrow_products
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
@@ -441,6 +442,7 @@ PASSES: tuple[Pass, ...] = (
         # In a loop filters would be multiplied in each turn.
         lambda job: job.target.in_xla and job.target.region is None,
     ),
+    _rewrite("separate_columns", lambda graph, job: separate_columns(graph)),
     _rewrite("join_narrow_pieces", lambda graph, job: join_narrow_pieces(graph)),
     _rewrite("row_regions", _form_row_regions, lambda job: job.target.attention),
     _rewrite(

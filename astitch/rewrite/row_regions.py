@@ -35,6 +35,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.row_region import type_of_results
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import number_zero, write_addition
+from astitch.rewrite.merged_rows import part_rows
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion
 from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
 from astitch.rewrite.row_sinking import sink
@@ -57,23 +58,37 @@ _PRODUCT_STARTS = 2.0
 def form_row_regions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     """The same function but for rounding and the order of sums.
 
-    graph: simplified.  log: hears of every product that is taken.
+    graph: simplified.  log: hears of every product that is taken.  Products that XLA merged along their rows are parted
+    where all of them are taken.
     """
     if gpu.compute_capability != HOPPER:
         return graph
-    heard: Log = log or (lambda rule, node: None)
+    parted = part_rows(graph)
+    while True:
+        formed, taken = _form(parted.graph, gpu)
+        kept = [name for name, parts in parted.parts.items() if taken.issuperset(parts)]
+        if len(kept) == len(parted.parts):
+            break
+        parted = part_rows(graph, kept)
+    if log and formed is not graph:
+        for name in taken:
+            log("row_region", name)
+    return formed if taken else graph
+
+
+def _form(graph: Graph, gpu: Gpu) -> tuple[Graph, set[str]]:
+    """The graph with its regions, and the products in them."""
     counts = Counter(
         prod(graph[node.operands[0]].shape[:-1]) for node in graph if is_row_product(graph, node)
     )
+    taken = set[str]()
     for rows, count in counts.most_common():
         if count < 2:
             continue
         for region in _find_regions(graph, rows, gpu):
-            for node in region.members:
-                if isinstance(node.attrs, DotAttrs):
-                    heard("row_region", node.name)
+            taken.update(n.name for n in region.members if isinstance(n.attrs, DotAttrs))
             graph = _Writer(graph, region).write()
-    return graph
+    return graph, taken
 
 
 # ---- which ops are one

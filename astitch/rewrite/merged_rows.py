@@ -1,0 +1,94 @@
+"""Graph -> Graph: products that XLA merged along their rows, each for itself again.
+
+XLA multiplies `x @ w` and `dx @ w` of a forward derivative as one: it puts their rows together, and cuts the result.  A
+kernel that keeps rows on chip wants the rows of both side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from astitch.graph.ir import (
+    ArrayType,
+    DimensionAttrs,
+    DotAttrs,
+    Graph,
+    Node,
+    SliceAttrs,
+)
+from astitch.rewrite.draft import Draft
+from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.row_ops import is_row_product
+from astitch.rewrite.simplify import rewrite_graph
+
+
+@dataclass(frozen=True)
+class Parted:
+    """graph: in which merged products are several.  parts: their names there, by the name of the merged product."""
+
+    graph: Graph
+    parts: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def part_rows(graph: Graph, only: Collection[str] | None = None) -> Parted:
+    """The same function.  only: the merged products to part; None: all."""
+    edges = {
+        node.name: found
+        for node in graph
+        if (only is None or node.name in only) and (found := _find_edges(graph, node))
+    }
+    if not edges:
+        return Parted(graph)
+    parts: dict[str, dict[int, str]] = {name: {} for name in edges}
+
+    def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
+        a = node.attrs
+        if not isinstance(a, SliceAttrs):
+            return None
+        (product,) = graph[node.name].operands
+        if product not in edges:
+            return None
+        rows = edges[product]
+        number = next(i for i, (_, end) in enumerate(pairwise(rows)) if a.limits[0] <= end)
+        made = parts[product]
+        if number not in made:
+            made[number] = _put_part(graph[product], number, graph, draft, values)
+        start, end = rows[number], a.limits[0] - rows[number]
+        return DraftOps(node, draft).cut(
+            made[number], (a.starts[0] - start, *a.starts[1:]), (end, *a.limits[1:])
+        )
+
+    made = rewrite_graph(graph, lambda rule, node: None, change)
+    return Parted(made, {name: tuple(found.values()) for name, found in parts.items()})
+
+
+def _find_edges(graph: Graph, node: Node) -> list[int]:
+    """Where the rows of each product begin, and where the last ones end; nothing for a product that is one."""
+    a = node.attrs
+    if not isinstance(a, DotAttrs) or not is_row_product(graph, node):
+        return []
+    joined = graph[node.operands[0]]
+    if joined.attrs != DimensionAttrs(0) or joined.array.rank != 2:
+        return []
+    edges = [*accumulate((graph[o].shape[0] for o in joined.operands), initial=0)]
+    users = [graph[user].attrs for user in graph.users[node.name]]
+    cut = all(
+        isinstance(u, SliceAttrs)
+        and set(u.strides) == {1}
+        and any(start <= u.starts[0] and u.limits[0] <= end for start, end in pairwise(edges))
+        for u in users
+    )
+    return edges if cut and node.name not in graph.outputs else []
+
+
+def _put_part(
+    product: Node, number: int, graph: Graph, draft: Draft, values: Mapping[str, str]
+) -> str:
+    rows, matrix = product.operands
+    piece = values[graph[rows].operands[number]]
+    shape = (draft[piece].shape[0], *product.shape[1:])
+    type_ = ArrayType(product.dtype, shape)
+    operands = (piece, values[matrix])
+    return draft.add(product, "dot", type_, operands, product.attrs)
