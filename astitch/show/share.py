@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from astitch.cost.call_times import project_call
 from astitch.cost.projected_latency import project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
@@ -53,6 +54,13 @@ NOT_ASKED = "outside of astitch.jit's functions"
 """The reason of what nobody wanted stitched."""
 
 
+ONLY_MOVES = "it only moves elements"
+SINGLE = "it works on single elements"
+ONE_SIZE = "it has no reduction and results of one size"
+AS_WELL = frozenset({ONLY_MOVES, SINGLE, ONE_SIZE})
+"""Reasons to leave what XLA's fusions compute as well as kernels do."""
+
+
 class LittleStitchedWarning(RuntimeWarning):
     """Less than half of a program's projected memory-intensive time runs in stitched kernels."""
 
@@ -87,6 +95,11 @@ class Share:
     @property
     def left_us(self) -> float:
         return sum(part.us for part in self.left)
+
+    @property
+    def lost_us(self) -> float:
+        """Of what is left, what a kernel might do better."""
+        return sum(part.us for part in self.left if part.reason not in AS_WELL)
 
     @property
     def value(self) -> float:
@@ -129,6 +142,11 @@ def measure_share(compilation: Compilation) -> Share:
                 stitched_us += times * project(plan.kernel, gpu, work=plan.work).time_us
         kernels += len(found.loop_us)
         stitched_us += times * sum(found.loop_us)
+        for node in found.scopes.graph:
+            if isinstance(node.attrs, RowRegionAttrs):
+                kernels += 1
+                operands = [found.scopes.graph[o].array for o in node.operands]
+                stitched_us += times * project_call(node, operands, gpu)
         parts += (
             LeftPart(part.reason, times * part.us, part.ops) for part in _list_left(found, gpu)
         )
@@ -286,11 +304,12 @@ def warn_of_little(name: str, compilation: Compilation, stacklevel: int = 2) -> 
     """Says once for each function (LittleStitchedWarning) that less than half of its time is stitched.
 
     name: the function's.  Programs of little memory-intensive time are not spoken of, nor those of an op or two, as of
-    jnp.sort: nothing could be stitched in them.
+    jnp.sort: nothing could be stitched in them.  What XLA computes as well as a kernel does is not missed.
     """
     share = compilation.share
     few = not share.kernels and sum(len(part.ops) for part in share.left) < FEWEST_OPS
-    if share.value >= LITTLE or share.left_us < WORTH_SAYING_US or few:
+    mostly = share.lost_us <= (1 - LITTLE) * (share.stitched_us + share.left_us)
+    if mostly or share.lost_us < WORTH_SAYING_US or few:
         return
     with _lock:
         if name in _told:

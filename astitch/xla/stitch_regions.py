@@ -23,7 +23,7 @@ from astitch.hlo_import import read_part
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
 from astitch.show.compilation import Body, Compilation
-from astitch.show.share import list_regions
+from astitch.show.share import ONE_SIZE, ONLY_MOVES, SINGLE, list_regions
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
 from astitch.xla.slices import SliceWrite
@@ -173,16 +173,16 @@ def find_unworthy(
     for plan in compilation.plans:
         members = [graph[name] for name in plan.scope.members]
         if all(OPS[m.op].kind in (Kind.INDEX, Kind.BROADCAST) for m in members):
-            found[plan.kernel.name] = "it only moves elements"
+            found[plan.kernel.name] = ONLY_MOVES
         elif all(
             not _is_reduction(m) and (OPS[m.op].kind is Kind.PROJECTION or array_of(m).size == 1)
             for m in members
         ):
-            found[plan.kernel.name] = "it works on single elements"
+            found[plan.kernel.name] = SINGLE
         elif (
             not any(map(_is_reduction, members))
             and len({array_of(graph[name]).size for name in plan.scope.outputs}) == 1
             and len(slices.get(plan.kernel.name, ())) < 2
         ):
-            found[plan.kernel.name] = "it has no reduction and results of one size"
+            found[plan.kernel.name] = ONE_SIZE
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,14 +13,19 @@ import pytest
 from jax import lax
 
 import astitch
+from astitch.compile import compile_graph
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import preset
 from astitch.errors import InvalidOption, UnsupportedOp
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.show.compilation import Compilation
 from astitch.show.share import (
+    ONE_SIZE,
     WORTH_SAYING_US,
+    LeftPart,
     LittleStitchedWarning,
+    Share,
     measure_regions,
     warn_of_little,
 )
@@ -174,6 +180,30 @@ def test_of_other_programs_nothing_is_said(fn: Callable[..., Any], spec: Any) ->
         warn_of_little(f"{fn} {spec}", compilation)
     share = compilation.share
     assert share.value > 0.5 or share.left_us < WORTH_SAYING_US or not share.kernels
+
+
+def test_what_xla_computes_as_well_is_not_missed() -> None:
+    part = LeftPart(ONE_SIZE, 900.0, ("a", "b", "c"))
+    sorts = LeftPart("a sort", 90.0, ("d", "e", "f"))
+    share = Share(1, 10.0, (part, sorts))
+    assert share.lost_us == 90 and share.value == 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_little("a stencil", SimpleNamespace(share=share))  # type: ignore[arg-type]
+    with pytest.warns(LittleStitchedWarning):
+        few = SimpleNamespace(share=Share(1, 10.0, (sorts,)))
+        warn_of_little("sorts", few)  # type: ignore[arg-type]
+
+
+def test_a_narrow_network_s_kernel_is_stitched() -> None:
+    def network(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jax.nn.relu(x @ w)
+        return x
+
+    graph = import_hlo(lower(network, [shape(32768, 64), shape(64, 64)], "cuda"))
+    share = compile_graph(graph, H100, Target(launcher=Launcher.XLA, attention=True)).share
+    assert share.kernels == 1 and share.value == 1 and share.stitched_us > 5
 
 
 # ---- strict --------------------------------------------------------------------------------------------------------
