@@ -478,8 +478,8 @@ class _Cuts:
         graph, end = self.graph, chain.end(len(chain.links))
         size = graph[chain.end(count)].array.bytes
         kept = self.is_kept(chain, taken)
-        readers = _list_readers(self.graph, end)
-        stored = end in self.outputs or any(not self.is_beside(r, end, taken) for r in readers)
+        needed = (user in self.outside or user in taken for user in _list_readers(self.graph, end))
+        stored = end in self.outputs or any(needed)
         moved: float = size
         if count == len(chain.links):
             moved += size * kept

@@ -136,17 +136,6 @@ def test_stays_with_kernels(name: str) -> None:
     assert list_taken(find(fn, *shapes)) == []
 
 
-def test_two_kernels_read_what_the_product_has_stored() -> None:
-    """The second would read the sum, which the first would store for it."""
-
-    def fn(x: Any, w: Any, v: Any, b: Any) -> Any:
-        total = x @ w + b
-        hidden = jax.nn.gelu(total) @ v
-        return norm(hidden) * total
-
-    assert list_taken(find(fn, X, W, (COLUMNS, COLUMNS), B)) == ["add"]
-
-
 def test_a_wider_result_is_computed_where_it_is_read() -> None:
 
     def fn(x: Any, w: Any) -> Any:
