@@ -485,7 +485,7 @@ class _Cuts:
             moved += size * kept
         else:
             moved += size * (kept or stored) + graph[end].array.bytes * stored
-        own = {link.name for link in chain.links}
+        own = {link.name for link in chain.links[:count]}
         read = {name for link in chain.links[:count] for name in link.read}
         if isinstance(graph[chain.product].attrs, DotAttrs) and not all(
             self.is_stored_anyway(name, chain, taken) for name in read

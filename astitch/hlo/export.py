@@ -556,7 +556,7 @@ _TWICE = {
 def _render_upper_half(node: Node) -> tuple[Node, ...]:
     """mulhi(x, y): the upper half of x * y in a type of twice the size; of 64 bits by products of halves.
 
-    XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO.
+    XLA before JAX 0.11 lacks it, and no XLA reads it back from HLO into StableHLO.
     """
     array, parts = node.array, list[Node]()
 

@@ -31,6 +31,9 @@ TYPES = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 LEAST_BYTES = 1 << 20
 """A smaller array is as well put together."""
 
+MOST_READ = 2
+"""The other operand is read once more: it has at most so many times the bytes of what is not written."""
+
 LEAST_ROWS = 64
 """What is alike in fewer rows is as well multiplied in each of them."""
 
@@ -86,10 +89,10 @@ def _find_pieces(graph: Graph, node: Node) -> tuple[int, list[_Piece]] | None:
             dimension, pieces = _list_padded(graph, node)
         case _:
             return None
-    alike = sum(piece.repeated is not None for piece in pieces)
+    alike = [piece.repeated is not None for piece in pieces]
     users = [graph[user] for user in graph.users[node.name]]
     fits = all(_reads_pieces(graph, user, node.name, dimension) for user in users)
-    return (dimension, pieces) if users and fits and 0 < alike < len(pieces) else None
+    return (dimension, pieces) if users and fits and any(alike) and not all(alike) else None
 
 
 def _list_joined(graph: Graph, node: Node, dimension: int) -> list[_Piece]:
@@ -139,10 +142,11 @@ def _reads_pieces(graph: Graph, node: Node, name: str, dimension: int) -> bool:
         return False
     side = node.operands.index(name)
     contracted = (a.lhs_contracting, a.rhs_contracting)[side]
-    rank = graph[name].array.rank
+    joined, other = graph[name].array, graph[node.operands[1 - side]].array
     if contracted == (dimension,):
-        return True
-    return {*contracted} == {*range(rank)} - {dimension}
+        return 2 * other.bytes <= MOST_READ * joined.bytes  # its rows are written once more, too
+    rows = {*range(joined.rank)} - {dimension}
+    return {*contracted} == rows and other.bytes <= MOST_READ * joined.bytes
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Graph -> Graph: products that XLA merged along their rows, each for itself again.
 
 XLA multiplies `x @ w` and `dx @ w` of a forward derivative as one: it puts their rows together, and cuts the result.  A
-kernel that keeps rows on chip wants the rows of both side by side.
+kernel that keeps rows on chip wants the same rows of both.
 """
 
 from __future__ import annotations

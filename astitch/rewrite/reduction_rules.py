@@ -251,7 +251,7 @@ def _merge_before_transpose(
             dimension, own = rest.pop(0)
             run.append(dimension)
             size *= own
-        if size != extent or not is_run(run):
+        if not run or size != extent or not is_run(run):
             return None
         runs.append(run)
     if rest:

@@ -71,8 +71,9 @@ def form_row_regions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
             break
         parted = part_rows(graph, kept)
     if log and formed is not graph:
-        for name in taken:
-            log("row_region", name)
+        for name in parted.graph.nodes:
+            if name in taken:
+                log("row_region", name)
     return formed if taken else graph
 
 

@@ -6,7 +6,7 @@ layer.  Each value has the part that its readers want, where they agree; it is c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.movement_rules import group_dimensions
 from astitch.rewrite.simplify import rewrite_graph
@@ -34,6 +35,12 @@ Part: TypeAlias = tuple[Run, ...]
 
 LEAST_GAIN = 2
 """A product is computed in part where so many times fewer elements of it are read."""
+
+LEAST_CUT = 16
+"""What lies in memory is cut for a product where the part is so many times smaller: it is written once more."""
+
+ROUND = 8
+"""Columns of which libraries like a multiple."""
 
 
 def sink_slices(graph: Graph, log: Log | None = None) -> Graph:
@@ -76,12 +83,16 @@ def _find_parts(graph: Graph) -> dict[str, Part]:
     """The parts of values of which nothing else is read; only where they lead to a product that is computed in part."""
     if not any(isinstance(node.attrs, SliceAttrs) for node in graph):
         return {}
-    parts: dict[str, Part | None] = dict.fromkeys(graph.outputs)
-    for node in reversed([*graph]):
-        wanted = parts.get(node.name)
-        for number, name in enumerate(node.operands):
-            found = _want(graph, node, number, wanted)
-            parts[name] = found if parts.get(name, found) == found else None
+    dots = [node for node in graph if isinstance(node.attrs, DotAttrs)]
+    whole = set(graph.outputs)
+    while True:
+        parts = _trace_back(graph, whole)
+        dear = {
+            n.name for n in dots if (part := parts.get(n.name)) and _is_dear(graph, n, part, parts)
+        }
+        if not dear:
+            break
+        whole |= dear
     kept: dict[str, Part] = {}
     for node in graph:
         if (part := parts.get(node.name)) is not None:
@@ -93,15 +104,44 @@ def _find_parts(graph: Graph) -> dict[str, Part]:
     return kept
 
 
+def _trace_back(graph: Graph, whole: Collection[str]) -> dict[str, Part | None]:
+    """The part of each value that its readers want; None for all of it.  whole: values that stay so."""
+    parts: dict[str, Part | None] = dict.fromkeys(whole)
+    for node in reversed([*graph]):
+        wanted = parts.get(node.name)
+        for number, name in enumerate(node.operands):
+            found = None if name in whole else _want(graph, node, number, wanted)
+            parts[name] = found if parts.get(name, found) == found else None
+    return parts
+
+
+def _is_dear(graph: Graph, node: Node, part: Part, parts: Mapping[str, Part | None]) -> bool:
+    """Would a product in part want a copy of much of an operand, or have an odd number of columns?"""
+    columns, whole = part[-1][1] if part else 0, node.shape[-1] if part else 0
+    if columns >= ROUND and columns % ROUND and not whole % ROUND:
+        return True
+    for number, name in enumerate(node.operands):
+        needed, base = _want(graph, node, number, part), graph[stored_value(graph, name)]
+        computed = OPS[base.op].kind in _COMPUTED and parts.get(base.name) is not None
+        if needed and not computed and LEAST_CUT * _count(needed) > graph[name].array.size:
+            return True
+    return False
+
+
+_COMPUTED = frozenset({Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE, Kind.COMPUTE})
+"""What is computed in part, if its readers want a part."""
+
+
 def _count(part: Part) -> int:
     return prod(count for _, count, _ in part)
 
 
 def _part_of(cut: SliceAttrs) -> Part:
-    return tuple(
-        (start, max(0, -(-(limit - start) // step)), step)
-        for start, limit, step in zip(cut.starts, cut.limits, cut.strides, strict=True)
-    )
+    runs = []
+    for start, limit, step in zip(cut.starts, cut.limits, cut.strides, strict=True):
+        count = max(0, -(-(limit - start) // step))
+        runs.append((start, count, step if count > 1 else 1))
+    return tuple(runs)
 
 
 def _whole(shape: Sequence[int]) -> Part:

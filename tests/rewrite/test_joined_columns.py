@@ -97,6 +97,15 @@ def test_gradients_put_the_matrix_together(fn: Function) -> None:
     check_same(before, after, arguments, np.float32)
 
 
+def test_sums_of_16_bits_are_rounded_once() -> None:
+    x, w = normal(ROWS, FEATURES, dtype=jnp.bfloat16), normal(80, WIDTH, dtype=jnp.bfloat16)
+    _, after = separate(time_behind, x, w, jnp.bfloat16(0.7))
+    (found,) = run_graph(after, [x, w, jnp.bfloat16(0.7)])
+    joined = np.concatenate([x, np.full((ROWS, 1), 0.7, jnp.bfloat16)], 1).astype(np.float64)
+    exact = joined @ w[: FEATURES + 1].astype(np.float64)
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2**-8, atol=1e-4)
+
+
 def test_what_is_infinite_stays_so() -> None:
     x, w = normal(ROWS, FEATURES), normal(80, WIDTH)
     w[FEATURES] = np.inf
@@ -116,6 +125,20 @@ STAY: dict[str, Function] = {
         jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
     ),
     "up to a round number": lambda x, w, t: jnp.pad(x[:, :-2], ((0, 0), (0, 2))) @ w[:FEATURES],
+    "a batch of matrices": lambda x, w, t: jnp.einsum(
+        "brf,bfo->bro",
+        jnp.pad(x.reshape(4, -1, FEATURES), ((0, 0), (0, 0), (0, 1))),
+        jnp.stack([w[: FEATURES + 1]] * 4),
+    ),
+    "times itself": lambda x, w, t: (lambda y: y @ y.T)(
+        jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
+    ),
+    "a small array": lambda x, w, t: (
+        jnp.pad(x[:1024], ((0, 0), (0, 1)), constant_values=1) @ w[: FEATURES + 1]
+    ),
+    "a larger matrix": lambda x, w, t: (
+        jnp.pad(x, ((0, 0), (0, 1)), constant_values=1) @ jnp.tile(w, (1, 512))[: FEATURES + 1]
+    ),
     "few rows": lambda x, w, t: jnp.pad(x[:32], ((0, 0), (0, 1))) @ w[: FEATURES + 1],
 }
 

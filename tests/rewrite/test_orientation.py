@@ -235,6 +235,15 @@ def test_any_program_computes_the_same(program: tuple[Function, list[np.ndarray]
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_merged_transpose_with_a_one_behind_it_stays() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(x.T.reshape(4, 6, 1), w, (((1,), (0,)), ((), ())))
+
+    x, w = np.arange(24, dtype=np.float32).reshape(6, 4), np.ones((6, 5), np.float32)
+    (found,) = run_graph(graph_of(fn, x, w), [x, w])
+    np.testing.assert_array_equal(found, np.asarray(fn(x, w)))
+
+
 def test_later_passes_leave_the_order_of_operands() -> None:
     graph = graph_of(losses, *specs((2048, 512), (8192, 512)))
     arranged = arrange_products(graph)

@@ -105,6 +105,9 @@ STAY: dict[str, Function] = {
     "the sum reads all": lambda x, w: (lambda y: y[:, 0] * y.sum(1))(x @ w),
     "no product": lambda x, w: (x * 2)[:, 0] + w[0],
     "the factor is cut": lambda x, w: x[:, 0] @ w,
+    "half of a matrix in memory would be copied": lambda x, w: (x @ w)[..., :8],
+    "half of the batches would be copied": lambda x, w: jnp.einsum("btd,bsd->bts", x, x * 2)[:2],
+    "an odd number of columns": lambda x, w: (jnp.tanh(x) @ jnp.tile(w, (1, 16)))[:, :, :9],
 }
 
 
@@ -141,7 +144,11 @@ def test_a_part_in_another_shape_has_the_same_elements(data: st.DataObject) -> N
         index = tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in runs)
         return np.arange(size).reshape(shape)[index].reshape(-1)
 
+    squeezed = [extent for extent in before if extent > 1]
+    same = squeezed == [extent for extent in after if extent > 1]
+    single = all(count == 1 for _, count, _ in part)
+    whole = all(run == (0, extent, 1) for run, extent in zip(part, after, strict=True))
     if found is None:
-        assert all(count < size for _, count, _ in part)
+        assert not (same or single or whole)
     else:
         np.testing.assert_array_equal(read(before, found), read(after, part))
