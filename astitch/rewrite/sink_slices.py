@@ -36,8 +36,8 @@ Part: TypeAlias = tuple[Run, ...]
 LEAST_GAIN = 2
 """A product is computed in part where so many times fewer elements of it are read."""
 
-LEAST_CUT = 16
-"""What lies in memory is cut for a product where the part is so many times smaller: it is written once more."""
+MOST_COPIED = 0.5
+"""A part of what lies in memory is written and read once more, for a product that is written and read in part."""
 
 ROUND = 8
 """Columns of which libraries like a multiple."""
@@ -120,12 +120,14 @@ def _is_dear(graph: Graph, node: Node, part: Part, parts: Mapping[str, Part | No
     columns, whole = part[-1][1] if part else 0, node.shape[-1] if part else 0
     if columns >= ROUND and columns % ROUND and not whole % ROUND:
         return True
+    copied = 0
     for number, name in enumerate(node.operands):
         needed, base = _want(graph, node, number, part), graph[stored_value(graph, name)]
         computed = OPS[base.op].kind in _COMPUTED and parts.get(base.name) is not None
-        if needed and not computed and LEAST_CUT * _count(needed) > graph[name].array.size:
-            return True
-    return False
+        if needed and not computed:
+            copied += _count(needed) * graph[name].dtype.bytes
+    spared = node.array.bytes - _count(part) * node.dtype.bytes
+    return copied > MOST_COPIED * spared
 
 
 _COMPUTED = frozenset({Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE, Kind.COMPUTE})
