@@ -24,6 +24,7 @@ from astitch.graph.ir import (
     Graph,
     Node,
     OpaqueAttrs,
+    SliceAttrs,
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
@@ -168,11 +169,22 @@ def _follow(graph: Graph, product: str, left: Collection[str]) -> Iterator[_Link
         if value in graph.outputs or len(graph.users[value]) != 1:
             return
         (user,) = graph.users[value]
+        if _cuts(graph, graph[user], left):
+            yield _Link(user)
+            return
         link = _read_link(graph, graph[user], value, left)
         if link is None:
             return
         yield link
         value = user
+
+
+def _cuts(graph: Graph, node: Node, left: Collection[str]) -> bool:
+    """Is it a slice of at most half of a product?  XLA ends the product with it, and stores no more."""
+    if not isinstance(node.attrs, SliceAttrs) or node.name in left:
+        return False
+    (operand,) = node.operands
+    return 2 * node.array.size <= graph[operand].array.size
 
 
 def _read_link(graph: Graph, node: Node, value: str, left: Collection[str]) -> _Link | None:

@@ -81,6 +81,16 @@ WHOLE = {
         (X, W, W),
         ["add", "maximum", "maximum"],
     ),
+    "a slice of it": (
+        lambda x, w: jax.nn.softmax((x @ w)[::3], -1),
+        (X, W),
+        ["slice"],
+    ),
+    "the last words of each sequence": (
+        lambda x, w: norm((x @ w).reshape(16, -1, COLUMNS)[:, -2:]),
+        (X, W),
+        ["slice"],
+    ),
     "adapters of low rank": (
         lambda x, w, a, b: jax.nn.silu(x @ w + x @ a @ b),
         (X, W, (DEPTH, 16), (16, COLUMNS)),
@@ -126,6 +136,8 @@ PARTS = {
     "places": (lambda x, w: x @ w + jnp.arange(COLUMNS, dtype=x.dtype), (X, W)),
     "one row": (lambda x, w, b: x @ w + b, ((1, DEPTH), W, B)),
     "a tiny product": (lambda x, w, b: x @ w + b, ((4, 8), (8, 4), (4,))),
+    "most of it": (lambda x, w: norm((x @ w)[8:]), (X, W)),
+    "two slices": (lambda x, w: (lambda y: norm(y[:8]) + y[8:16])(x @ w), (X, W)),
     "no form for tiles": (lambda x, w: jnp.sign(x @ w), (X, W)),
 }
 
