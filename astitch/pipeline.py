@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from astitch.attention.fuse import fuse_attention
@@ -24,7 +25,7 @@ from astitch.graph.fallback_operands import AS_ITS_OPERAND, find_fallback_operan
 from astitch.graph.finished_products import find_finished
 from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
-from astitch.library.xla_fallback import has_jax
+from astitch.library.xla_fallback import adds_products, has_jax
 from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
@@ -284,7 +285,8 @@ def _leave(graph: Graph, job: Job) -> Left:
     if job.target.launcher is Launcher.OWN:
         return replace(left, reasons=reasons)
     graph, products = left.graph, dict[str, str]()
-    for find in (find_joined_operands, find_finished):
+    finish = partial(find_finished, adds_products=adds_products())
+    for find in (find_joined_operands, finish):
         found = find(graph, reasons)
         taken = _without_kept(found.products, job.directives)
         graph, products = found.graph, {**products, **taken}

@@ -100,15 +100,20 @@ class _Front:
     given: tuple[tuple[str, ...], ...]
 
 
-def find_finished(graph: Graph, left: Collection[str] = ()) -> Finished:
-    """What XLA is to compute with products and convolutions.  left: ops that XLA computes in any case."""
+def find_finished(
+    graph: Graph, left: Collection[str] = (), *, adds_products: bool = True
+) -> Finished:
+    """What XLA is to compute with products and convolutions.
+
+    left: ops that XLA computes in any case.  adds_products: does XLA add a product to another one as it multiplies?
+    """
     found = (_trace(graph, node, left) for node in graph if OPS[node.op].kind is Kind.COMPUTE)
     chains = _part([chain for chain in found if chain])
     behind = {link.name for chain in chains for link in chain.links}
     fronts = [front for node in graph for front in _trace_fronts(graph, node, behind | set(left))]
     if not chains and not fronts:
         return Finished(graph, {})
-    cuts = _Cuts(graph, left, chains, fronts)
+    cuts = _Cuts(graph, left, chains, fronts, adds_products=adds_products)
     cuts.settle()
     return set_apart(graph, list(cuts.list_units()))
 
@@ -390,8 +395,11 @@ class _Cuts:
         left: Collection[str],
         chains: Sequence[_Chain],
         fronts: Sequence[_Front],
+        *,
+        adds_products: bool,
     ) -> None:
         self.graph, self.chains = graph, chains
+        self.adds_products = adds_products
         self.counts = {chain.product: len(chain.links) for chain in chains}
         self.fronts = {front: len(front.ops) for front in fronts}
         self.outputs = {stored_value(graph, name) for name in graph.outputs}
@@ -515,7 +523,11 @@ class _Cuts:
     def is_forgotten(self, name: str, own: Collection[str]) -> bool:
         """Is a value in memory for a chain alone?  own: the ops of the chain."""
         kept = name in self.outputs or name not in self.outside or self.graph[name].is_parameter
-        return not kept and all(user in own for user in _list_readers(self.graph, name))
+        return (
+            self.adds_products
+            and not kept
+            and all(user in own for user in _list_readers(self.graph, name))
+        )
 
 
 def set_apart(

@@ -7,6 +7,7 @@ in a process for each device; the engines say how their buffers become JAX array
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ REPEATABLE = MappingProxyType({**EXACT, "xla_gpu_exclude_nondeterministic_ops": 
 
 BY_LIBRARIES = MappingProxyType({**REPEATABLE, "xla_gpu_enable_triton_gemm": False})
 """Besides, products by libraries only: XLA's own have no form for some, s8 of odd sizes among them."""
+
+
+@functools.cache
+def adds_products() -> bool:
+    """Does XLA add a product to another one as it multiplies?  That of JAX 0.11 has a kernel for the sum."""
+    return not (has_jax() and importlib.metadata.version("jax").startswith("0.11."))
 
 
 def has_jax() -> bool:

@@ -148,6 +148,12 @@ def test_stays_with_kernels(name: str) -> None:
     assert list_taken(find(fn, *shapes)) == []
 
 
+def test_where_xla_adds_no_products_a_kernel_does() -> None:
+    fn, shapes, _ = WHOLE["adapters of low rank"]
+    found = find_finished(lower(fn, *shapes), adds_products=False)
+    assert list_taken(found) == []
+
+
 def test_a_wider_result_is_computed_where_it_is_read() -> None:
 
     def fn(x: Any, w: Any) -> Any:
