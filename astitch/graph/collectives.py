@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
@@ -60,21 +60,33 @@ def _find_before(graph: Graph, groups: Sequence[Sequence[str]]) -> dict[str, int
 
     What waits for one of a group waits for all that the group waits for.
     """
+    return _spread([*graph], lambda node: node.operands, groups)
+
+
+def _spread(
+    nodes: Sequence[Node],
+    list_beside: Callable[[Node], Iterable[str]],
+    groups: Sequence[Sequence[str]],
+) -> dict[str, int]:
+    """For each op the groups that it reaches.  A group is reached as a whole, with all that any of it reaches.
+
+    nodes: each behind those that list_beside names for it.
+    """
     of = {name: number for number, group in enumerate(groups) for name in group}
-    ahead = [1 << number for number in range(len(groups))]  # each group, with those it waits for
-    before: dict[str, int] = {}
+    reached = [1 << number for number in range(len(groups))]  # each group, with those it reaches
+    found: dict[str, int] = {}
     changed = True
     while changed:
         changed = False
-        for node in graph:
-            found = 0
-            for operand in node.operands:
-                found |= before[operand] | (ahead[of[operand]] if operand in of else 0)
-            before[node.name] = found
-            if node.name in of and found & ~ahead[of[node.name]]:
-                ahead[of[node.name]] |= found
+        for node in nodes:
+            bits = 0
+            for name in list_beside(node):
+                bits |= found[name] | (reached[of[name]] if name in of else 0)
+            found[node.name] = bits
+            if node.name in of and bits & ~reached[of[node.name]]:
+                reached[of[node.name]] |= bits
                 changed = True
-    return before
+    return found
 
 
 def _kin(graph: Graph, node: Node) -> str:
@@ -106,24 +118,7 @@ def find_awaited(graph: Graph) -> dict[str, int]:
 
     What waits for one of a group waits for all of the group.
     """
-    groups = find_combined(graph)
-    awaited: dict[str, int] = {}
-    of = {name: number for number, group in enumerate(groups) for name in group}
-    behind = [
-        1 << number for number in range(len(groups))
-    ]  # each group with those that wait for it
-    changed = True
-    while changed:
-        changed = False
-        for node in reversed(list(graph)):
-            found = 0
-            for user in graph.users[node.name]:
-                found |= awaited[user] | (behind[of[user]] if user in of else 0)
-            awaited[node.name] = found
-            if node.name in of and found & ~behind[of[node.name]]:
-                behind[of[node.name]] |= found
-                changed = True
-    return awaited
+    return _spread([*graph][::-1], lambda node: graph.users[node.name], find_combined(graph))
 
 
 def find_awaiting(graph: Graph) -> dict[str, int]:

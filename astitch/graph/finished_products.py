@@ -174,7 +174,7 @@ def _follow(graph: Graph, product: str, left: Collection[str]) -> Iterator[_Link
         if value in graph.outputs or len(graph.users[value]) != 1:
             return
         (user,) = graph.users[value]
-        if _cuts(graph, graph[user], left):
+        if _ends_product(graph, graph[user], left):
             yield _Link(user)
             return
         link = _read_link(graph, graph[user], value, left)
@@ -184,8 +184,8 @@ def _follow(graph: Graph, product: str, left: Collection[str]) -> Iterator[_Link
         value = user
 
 
-def _cuts(graph: Graph, node: Node, left: Collection[str]) -> bool:
-    """Is it a slice of at most half of a product?  XLA ends the product with it, and stores no more."""
+def _ends_product(graph: Graph, node: Node, left: Collection[str]) -> bool:
+    """Is it a slice of at most half of a product?  XLA ends the product with it and stores no more, since JAX 0.12."""
     if not isinstance(node.attrs, SliceAttrs) or node.name in left:
         return False
     (operand,) = node.operands

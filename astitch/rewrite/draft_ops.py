@@ -89,9 +89,18 @@ class DraftOps:
         attrs = BroadcastAttrs(tuple(dimensions))
         return self.add("broadcast", self.draft[x].dtype, shape, (x,), attrs)
 
-    def cut(self, x: str, starts: Sequence[int], limits: Sequence[int]) -> str:
-        attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(starts))
-        shape = [limit - start for start, limit in zip(starts, limits, strict=True)]
+    def cut(
+        self,
+        x: str,
+        starts: Sequence[int],
+        limits: Sequence[int],
+        strides: Sequence[int] | None = None,
+    ) -> str:
+        """strides: None: each element."""
+        strides = strides or (1,) * len(starts)
+        attrs = SliceAttrs(tuple(starts), tuple(limits), tuple(strides))
+        every = zip(starts, limits, strides, strict=True)
+        shape = [-(-(limit - start) // stride) for start, limit, stride in every]
         return self.add("slice", self.draft[x].dtype, shape, (x,), attrs)
 
     def concatenate(self, pieces: Sequence[str], dimension: int) -> str:

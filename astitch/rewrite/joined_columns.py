@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     Node,
     PadAttrs,
 )
+from astitch.graph.matmul import ALIGNED
 from astitch.rewrite.draft import Draft, Log, is_zero
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.simplify import rewrite_graph
@@ -36,10 +37,6 @@ MOST_READ = 2
 
 LEAST_ROWS = 64
 """What is alike in fewer rows is as well multiplied in each of them."""
-
-
-ROUND = 8
-"""Columns of which libraries like a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def _list_joined(graph: Graph, node: Node, dimension: int) -> list[_Piece]:
 
 
 def _list_padded(graph: Graph, node: Node) -> tuple[int, list[_Piece]]:
-    """A number beside an array.  Zeros up to a round number of columns are there for the product's sake."""
+    """A number beside an array.  Zeros up to aligned columns are there for the product's sake."""
     a, (x, number) = node.attrs, node.operands
     assert isinstance(a, PadAttrs)
     padded = [d for d in range(node.array.rank) if a.low[d] or a.high[d]]
@@ -118,13 +115,14 @@ def _list_padded(graph: Graph, node: Node) -> tuple[int, list[_Piece]]:
     if len(padded) != 1 or any(a.interior) or min(*a.low, *a.high) < 0:
         return 0, []
     (d,) = padded
-    rounds = is_zero(graph, number) and graph[x].shape[d] % ROUND and not node.shape[d] % ROUND
-    if rounds or not _is_alike(node, everywhere, d):
+    before, after = graph[x].shape[d], node.shape[d]
+    aligns = is_zero(graph, number) and before % ALIGNED and not after % ALIGNED
+    if aligns or not _is_alike(node, everywhere, d):
         return d, []
-    low, inner = a.low[d], graph[x].shape[d]
-    edges = ((0, low), (low + inner, a.high[d]))
+    low, high = a.low[d], a.high[d]
+    edges = ((0, low), (low + before, high))
     pieces = [_Piece(number, start, count, everywhere) for start, count in edges if count]
-    return d, sorted([*pieces, _Piece(x, low, inner)], key=lambda piece: piece.start)
+    return d, sorted([*pieces, _Piece(x, low, before)], key=lambda piece: piece.start)
 
 
 def _is_alike(node: Node, spread: BroadcastAttrs, dimension: int) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from astitch.graph.ir import (
-    ArrayType,
     DimensionAttrs,
     DotAttrs,
     Graph,
@@ -24,7 +23,7 @@ from astitch.rewrite.row_ops import is_row_product
 from astitch.rewrite.simplify import rewrite_graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parted:
     """graph: in which merged products are several.  parts: their names there, by the name of the merged product."""
 
@@ -43,6 +42,13 @@ def part_rows(graph: Graph, only: Collection[str] | None = None) -> Parted:
         return Parted(graph)
     parts: dict[str, dict[int, str]] = {name: {} for name in edges}
 
+    def put(product: Node, number: int, draft: Draft, values: Mapping[str, str]) -> str:
+        joined, matrix = product.operands
+        piece = graph[joined].operands[number]
+        shape = (graph[piece].shape[0], *product.shape[1:])
+        operands, ops = (values[piece], values[matrix]), DraftOps(product, draft)
+        return ops.add("dot", product.dtype, shape, operands, product.attrs)
+
     def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
         a = node.attrs
         if not isinstance(a, SliceAttrs):
@@ -54,11 +60,10 @@ def part_rows(graph: Graph, only: Collection[str] | None = None) -> Parted:
         number = next(i for i, (_, end) in enumerate(pairwise(rows)) if a.limits[0] <= end)
         made = parts[product]
         if number not in made:
-            made[number] = _put_part(graph[product], number, graph, draft, values)
-        start, end = rows[number], a.limits[0] - rows[number]
-        return DraftOps(node, draft).cut(
-            made[number], (a.starts[0] - start, *a.starts[1:]), (end, *a.limits[1:])
-        )
+            made[number] = put(graph[product], number, draft, values)
+        first = rows[number]
+        starts, limits = ((n - first, *rest) for n, *rest in (a.starts, a.limits))
+        return DraftOps(node, draft).cut(made[number], starts, limits)
 
     made = rewrite_graph(graph, lambda rule, node: None, change)
     return Parted(made, {name: tuple(found.values()) for name, found in parts.items()})
@@ -81,14 +86,3 @@ def _find_edges(graph: Graph, node: Node) -> list[int]:
         for u in users
     )
     return edges if cut and node.name not in graph.outputs else []
-
-
-def _put_part(
-    product: Node, number: int, graph: Graph, draft: Draft, values: Mapping[str, str]
-) -> str:
-    rows, matrix = product.operands
-    piece = values[graph[rows].operands[number]]
-    shape = (draft[piece].shape[0], *product.shape[1:])
-    type_ = ArrayType(product.dtype, shape)
-    operands = (piece, values[matrix])
-    return draft.add(product, "dot", type_, operands, product.attrs)

@@ -20,10 +20,11 @@ from astitch.graph.ir import (
     SliceAttrs,
     TransposeAttrs,
 )
-from astitch.graph.matmul import free_dimensions
+from astitch.graph.matmul import ALIGNED, free_dimensions
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.movement_rules import group_dimensions
 from astitch.rewrite.simplify import rewrite_graph
 
@@ -39,9 +40,6 @@ LEAST_GAIN = 2
 MOST_COPIED = 0.5
 """A part of what lies in memory is written and read once more, for a product that is written and read in part."""
 
-ROUND = 8
-"""Columns of which libraries like a multiple."""
-
 
 def sink_slices(graph: Graph, log: Log | None = None) -> Graph:
     """The same function.  graph: simplified.  log: hears of every product that is computed in part."""
@@ -51,27 +49,25 @@ def sink_slices(graph: Graph, log: Log | None = None) -> Graph:
         return graph
 
     def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
-        wanted = parts.get(node.name)
-        cut = node.attrs if isinstance(node.attrs, SliceAttrs) else None
-        if wanted is None and cut is None:
+        wanted, is_cut = parts.get(node.name), isinstance(node.attrs, SliceAttrs)
+        if wanted is None and not (is_cut and parts.get(graph[node.name].operands[0])):
             return None
-        origin = graph[node.name]
-        if wanted is None:
-            assert cut is not None
-            (operand,) = origin.operands
-            return values[operand] if parts.get(operand) == _part_of(cut) else None
         if isinstance(node.attrs, DotAttrs):
             heard("sink_slice", node.name)
-        needed = [_want(graph, origin, i, wanted) for i in range(len(origin.operands))]
-        operands = tuple(
-            values[name]
-            if part is None or parts.get(name) == part
-            else _cut(node, draft, values[name], part)
-            for name, part in zip(origin.operands, needed, strict=True)
-        )
-        if cut is not None:
+        ops, origin = DraftOps(node, draft), graph[node.name]
+        operands = []
+        for number, name in enumerate(origin.operands):
+            value, part = values[name], _want(graph, origin, number, wanted)
+            if part is not None and parts.get(name) != part:
+                starts, _, steps = zip(*part, strict=True)
+                limits = [start + (count - 1) * step + 1 for start, count, step in part]
+                value = ops.cut(value, starts, limits, steps)
+            operands.append(value)
+        if is_cut:
             return operands[0]
-        return _put(node, draft, operands, tuple(count for _, count, _ in wanted))
+        assert wanted
+        shape = [count for _, count, _ in wanted]
+        return ops.add(node.op, node.dtype, shape, tuple(operands), node.attrs, node.regions)
 
     return rewrite_graph(graph, heard, change)
 
@@ -95,12 +91,12 @@ def _find_parts(graph: Graph) -> dict[str, Part]:
         whole |= dear
     kept: dict[str, Part] = {}
     for node in graph:
-        if (part := parts.get(node.name)) is not None:
-            computed = isinstance(node.attrs, DotAttrs) and node.array.size >= LEAST_GAIN * _count(
-                part
-            )
-            if computed or any(o in kept for o in node.operands):
-                kept[node.name] = part
+        part = parts.get(node.name)
+        if part is None:
+            continue
+        gains = node.array.size >= LEAST_GAIN * _count(part)
+        if (gains and isinstance(node.attrs, DotAttrs)) or any(o in kept for o in node.operands):
+            kept[node.name] = part
     return kept
 
 
@@ -118,20 +114,21 @@ def _trace_back(graph: Graph, whole: Collection[str]) -> dict[str, Part | None]:
 def _is_dear(graph: Graph, node: Node, part: Part, parts: Mapping[str, Part | None]) -> bool:
     """Would a product in part want a copy of much of an operand, or have an odd number of columns?"""
     columns, whole = part[-1][1] if part else 0, node.shape[-1] if part else 0
-    if columns >= ROUND and columns % ROUND and not whole % ROUND:
+    if columns >= ALIGNED and columns % ALIGNED and not whole % ALIGNED:
         return True
     copied = 0
     for number, name in enumerate(node.operands):
         needed, base = _want(graph, node, number, part), graph[stored_value(graph, name)]
-        computed = OPS[base.op].kind in _COMPUTED and parts.get(base.name) is not None
+        fits = isinstance(base.attrs, DotAttrs) or OPS[base.op].kind in _COMPUTED
+        computed = fits and parts.get(base.name) is not None
         if needed and not computed:
             copied += _count(needed) * graph[name].dtype.bytes
     spared = node.array.bytes - _count(part) * node.dtype.bytes
     return copied > MOST_COPIED * spared
 
 
-_COMPUTED = frozenset({Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE, Kind.COMPUTE})
-"""What is computed in part, if its readers want a part."""
+_COMPUTED = frozenset({Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE})
+"""What is computed in part, as products are, if its readers want a part."""
 
 
 def _count(part: Part) -> int:
@@ -252,20 +249,3 @@ def _split(extents: Sequence[int], run: Run) -> list[Run] | None:
             return None
         start //= extent
     return [(start, count, step if count > 1 else 1), *reversed(found)]
-
-
-# ---- computing it
-
-
-def _cut(origin: Node, draft: Draft, name: str, part: Part) -> str:
-    """The part of a value."""
-    starts, counts, steps = zip(*part, strict=True)
-    limits = tuple(start + (count - 1) * step + 1 for start, count, step in part)
-    type_ = ArrayType(draft[name].dtype, counts)
-    return draft.add(origin, "slice", type_, (name,), SliceAttrs(starts, limits, steps))
-
-
-def _put(node: Node, draft: Draft, operands: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    """The node of a smaller shape."""
-    type_ = ArrayType(node.dtype, shape)
-    return draft.add(node, node.op, type_, operands, node.attrs, node.regions)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from astitch.device.gpu import Gpu
 from astitch.graph.collectives import communicates, find_awaited
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
+from astitch.graph.matmul import ALIGNED
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.rewrite.draft import Draft, Log, is_run
@@ -41,9 +42,6 @@ MOST_PARTS = 16
 
 LATE_SHARE = 4
 """What a product reads, as a multiple of its parts, where these may be kept for long."""
-
-ALIGNED = 8
-"""Elements that the sums of parts are multiples of: 16 bytes."""
 
 LEAST_SIDE = 8
 """Rows and columns below which XLA has other kernels for a product."""

@@ -53,7 +53,6 @@ MOST_LISTED = 8
 NOT_ASKED = "outside of astitch.jit's functions"
 """The reason of what nobody wanted stitched."""
 
-
 ONLY_MOVES = "it only moves elements"
 SINGLE = "it works on single elements"
 ONE_SIZE = "it has no reduction and results of one size"

@@ -97,6 +97,13 @@ def test_attention_of_the_last_word_has_one_row_of_scores() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def convolve(x: Any, w: Any) -> Any:
+    numbers = ("NWC", "WIO", "NWC")
+    return jax.lax.conv_general_dilated(
+        x, jnp.stack([w] * 3), (1,), "SAME", dimension_numbers=numbers
+    )
+
+
 STAY: dict[str, Function] = {
     "all is read": lambda x, w: x @ w,
     "most is read": lambda x, w: (x @ w)[:, 1:],
@@ -106,6 +113,7 @@ STAY: dict[str, Function] = {
     "no product": lambda x, w: (x * 2)[:, 0] + w[0],
     "the factor is cut": lambda x, w: x[:, 0] @ w,
     "half of a matrix in memory would be copied": lambda x, w: (x.sum(0) @ w)[:, :8],
+    "half of a convolution would be copied": lambda x, w: (convolve(x, w) @ w)[:2],
     "half of the batches would be copied": lambda x, w: jnp.einsum("btd,bsd->bts", x, x * 2)[:2],
     "an odd number of columns": lambda x, w: (jnp.tanh(x) @ jnp.tile(w, (1, 16)))[:, :, :9],
 }
