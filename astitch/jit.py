@@ -139,8 +139,8 @@ def jit(
     is a share: 0.9 raises if less of the projected memory-intensive time runs in stitched kernels.  Inside a JAX
     transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
-    (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
-    raises EngineUnavailable where it cannot be had.
+    (the emulation); None: gpu where there is one, else host.  It is chosen at the first call, which raises
+    EngineUnavailable where it cannot be had.
     stitch: directives, lines or a sequence of them: what shares a kernel, what is left to XLA, which plan is taken
     (docs/directives.md).  deterministic: inside XLA, scatters and gradients of attention add in a fixed order (None:
     scatters do); False: as is fastest.
@@ -259,7 +259,7 @@ class JitFunction:
 
     @cached_property
     def engine(self) -> str:
-        """ "xla", "executor" or "host".  Raises EngineUnavailable, InvalidOption."""
+        """ "xla", "executor" or "host".  Raises EngineUnavailable."""
         return choose_engine(self._asked)
 
     @cached_property

@@ -1,8 +1,8 @@
 """Every environment name that astitch reads, in one place.
 
-Takes the environment, hands on values; a name set to nothing counts as not set.  They choose where things are
-kept, what is shown and which engine runs, and name files of the owner's decisions.  They are for who runs a program and
-does not edit it: an option `engine` goes before ASTITCH_ENGINE.  What only a call decides is no variable.
+Takes the environment, hands on values; a name set to nothing counts as not set.  They choose where things are kept
+and what is shown, and name files of the owner's decisions.  They are for who runs a program and does not edit it.
+What is an option of a call is no variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ NAMES = {
     "others that are only read",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
-    "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
     "ASTITCH_LOG": "file, or stderr: gets a line of JSON for each compile, fallback and tune",
@@ -32,10 +31,12 @@ NAMES = {
 REPLACED = {
     "ASTITCH_CHECK": "astitch.enable(check=True)",
     "ASTITCH_DETERMINISTIC": "the option deterministic= of astitch.enable and astitch.jit",
+    "ASTITCH_ENGINE": "the option engine= of astitch.jit and tf_addon.enable, or for the emulation an empty "
+    "CUDA_VISIBLE_DEVICES,",
     "ASTITCH_STITCH_LOOPS": "a directive, leave-loops or stitch-bodies (docs/directives.md),",
     "ASTITCH_TUNE": "the option tune= of astitch.enable and astitch.jit",
 }
-"""Names of earlier versions, and what stands in their place: what only a call decides is no variable."""
+"""Names of earlier versions, and what stands in their place: what is an option of a call is no variable."""
 
 _shared_by_program: list[Path] = []
 
@@ -90,14 +91,6 @@ def dump_dir() -> Path | None:
 def shows() -> bool:
     """Is anything of a compilation printed, dumped or edited by hand, so that no earlier one will do?"""
     return bool(debug_level()) or dump_dir() is not None or override_dir() is not None
-
-
-def engine() -> str | None:
-    """The engine asked for, one of ENGINES, or None to take the GPU where there is one.  Raises InvalidOption."""
-    given = _read("ASTITCH_ENGINE")
-    if given and given not in ENGINES:
-        raise _invalid("ASTITCH_ENGINE", given)
-    return given or None
 
 
 def log_file() -> str:

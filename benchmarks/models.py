@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from astitch.api import engines
 from astitch.api.stages import CompiledForXla
 from astitch.profiling.kernel_trace import MEMORY, record_kernels
 from astitch.profiling.report import KINDS
@@ -215,10 +216,9 @@ def prepare_side(name: str, task: Task, *, check: bool) -> Side:
     step: Callable[..., Any]
     if name == "astitch":
         import astitch
-        from astitch.api.engines import choose_engine
 
         step = astitch.jit(task.fn, donate_argnums=donate)
-        if choose_engine() != "host":
+        if step.engine != "host":
             wait = wait_for_cupy
     elif check:
         lowered = jax.jit(task.fn, donate_argnums=donate).lower(task.first, task.batch)
@@ -574,7 +574,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=20, help="training steps that are compared")
     parser.add_argument("--precision", help="of products, as jax_default_matmul_precision has it")
     parser.add_argument("--batches", type=int, default=9, help="of calls, for the wall time")
-    parser.add_argument("--engine", choices=("gpu", "host"), help="ASTITCH_ENGINE")
+    parser.add_argument(
+        "--engine",
+        choices=("gpu", "host"),
+        help="of astitch's side; else the GPU's where there is one",
+    )
     parser.add_argument("--seconds", type=float, help="start no entry after this many")
     parser.add_argument("--json", type=Path, help="put the rows into this file, after each entry")
     parser.add_argument("--resume", action="store_true", help="leave out entries that it has")
@@ -600,7 +604,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = load_rows(options.json)[1]
         entries = [entry for entry in entries if entry.key not in done]
     if options.engine:
-        os.environ["ASTITCH_ENGINE"] = options.engine
+        engines.DEFAULT = options.engine
     if options.precision:
         jax.config.update("jax_default_matmul_precision", options.precision)
     if options.check:

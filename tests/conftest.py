@@ -87,6 +87,12 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def host_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that name no engine run in the emulation, also where there is a GPU; not those of other processes."""
+    monkeypatch.setattr("astitch.api.engines.DEFAULT", "host")
+
+
+@pytest.fixture
 def sorts_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel sorts: short sorts stand for what is left to XLA, as long ones are."""
     monkeypatch.setattr("astitch.pipeline.sort_rows", lambda graph: graph)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from astitch import options
-from astitch.api.engines import choose_launcher
+from astitch.api.engines import choose_launcher, name_wanted
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.run.executor import count_gpus
 from tf_addon.errors import AddonWarning
@@ -229,8 +228,7 @@ def prepare(wishes: Wishes) -> Wishes:
     # What is wrong is told now, not as a reason for each function.
     if wishes.engine == "gpu":
         choose_launcher(wishes.engine)
-    named = options.engine()
-    if (wishes.engine or named) != "host" and count_gpus():
+    if name_wanted(wishes.engine) != "host" and count_gpus():
         check_cublas()
     takeover.install()
     return wishes

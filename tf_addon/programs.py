@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astitch import options
-from astitch.api.engines import choose_launcher
+from astitch.api.engines import choose_launcher, name_wanted
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.directives import read_directives, warn_of_unfollowed
@@ -85,10 +84,10 @@ def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
     """tensorflow_gpu: where TensorFlow runs the function, -1 for the host.  engine: "host", "gpu" or None, a GPU where
     there is one.  Raises EngineUnavailable."""
     if tensorflow_gpu >= 0:
-        if (engine or options.engine()) == "host":
+        if name_wanted(engine) == "host":
             raise EngineUnavailable(
                 f"the emulation was asked for, and TensorFlow runs the function on GPU {tensorflow_gpu}\n"
-                "  leave engine='host' and ASTITCH_ENGINE out, or call it under tf.device('CPU')"
+                "  leave engine='host' out, or call it under tf.device('CPU')"
             )
         check_cublas()
         return Place(tensorflow_gpu, staged=False)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from astitch import options
 from astitch.api.arguments import lies_at
 from astitch.errors import EngineUnavailable, OtherDevice
 
@@ -24,6 +23,9 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.run.host_engine import HostEngine
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
+
+DEFAULT: str | None = None
+"""The engine where a call names none; None: a GPU's where JAX or CuPy can use one.  Tests and benchmarks set it."""
 
 
 class Engine(Protocol):
@@ -40,14 +42,14 @@ class Engine(Protocol):
 
 
 def choose_engine(asked: str | None = None) -> str:
-    """The engine, "xla", "executor" or "host": as asked, or as ASTITCH_ENGINE says, else a GPU's if there is one that
-    JAX or CuPy can use.
+    """The engine, "xla", "executor" or "host": as asked, else DEFAULT, else a GPU's if there is one that JAX or
+    CuPy can use.
 
-    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable.
     """
     from astitch.api.installation import warn_of_installation
 
-    wanted = asked or options.engine()
+    wanted = name_wanted(asked)
     if wanted != "host":
         warn_of_installation()
     if wanted not in ("host", "executor"):
@@ -59,25 +61,29 @@ def choose_engine(asked: str | None = None) -> str:
     return choose_launcher(asked)
 
 
+def name_wanted(asked: str | None) -> str | None:
+    """The engine that a call wants; None: it leaves that to what the machine has."""
+    return asked or DEFAULT
+
+
 def choose_launcher(asked: str | None = None) -> str:
     """The engine, "executor" or "host", where astitch launches kernels by itself.  The request decides, then
-    ASTITCH_ENGINE, then whether CuPy can use a GPU.  "gpu" and "xla" ask for "executor" here.
+    DEFAULT, then whether CuPy can use a GPU.  "gpu" and "xla" ask for "executor" here.
 
-    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable.
     """
     from astitch.run.executor import count_gpus
 
-    wanted = asked or options.engine()
+    wanted = name_wanted(asked)
     if wanted == "host":
         return wanted
     if not count_gpus():
         if wanted is None:
             _warn_no_gpu()
             return "host"
-        name = f"engine={asked!r}" if asked else f"ASTITCH_ENGINE={wanted}"
         raise EngineUnavailable(
-            f"{name}, but CuPy sees no GPU\n"
-            "  install astitch[cuda13] or astitch[cuda12] and a driver, or set ASTITCH_ENGINE=host"
+            f"engine={wanted!r}, but CuPy sees no GPU\n"
+            "  install astitch[cuda13] or astitch[cuda12] and a driver, or ask for engine='host', the emulation"
         )
     return "executor"
 

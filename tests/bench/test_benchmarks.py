@@ -285,7 +285,7 @@ def use_host_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(prepare_xla(case, arguments), hold=None)
 
     prepare_xla = peers.prepare_xla
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setattr("astitch.api.engines.DEFAULT", "host")
     monkeypatch.setattr(peers, "prepare_astitch", prepare)
     monkeypatch.setattr(peers, "prepare_xla", xla)
 
@@ -301,9 +301,8 @@ def test_case_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.notes == {"xla-donated": "NotMeasured: nothing to donate"}
 
 
-@pytest.mark.usefixtures("sorts_left")
-def test_a_row_names_what_xla_computes_between_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("sorts_left", "host_engine")
+def test_a_row_names_what_xla_computes_between_the_kernels() -> None:
     case = dataclasses.replace(TINY[0], built=dataclasses.replace(TINY[0].built, fn=jax.numpy.sort))
     x = jax.numpy.arange(12.0).reshape(3, 4)
     described = kernels.describe_program(peers.compile_astitch(case, [x]))
@@ -499,7 +498,7 @@ def test_measuring_finds_what_the_processes_compiled(
 
 
 def test_sweep_prepares_its_points(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the process that prepares
     prepare.open_caches(own_caches)
     plain = irregular.Point("chain", "slices", 31, 7)
     sliced = irregular.Point("chain", "slices", 31, 7, (1, 3))

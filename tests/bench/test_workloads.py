@@ -21,12 +21,9 @@ from benchmarks.workloads.layers import Parameters
 
 KERNEL_NAMES = Path(__file__).parents[1] / "data" / "kernel_names.txt"
 RUN = Run("2026-01-01", "a GPU", "1.2", {"jax": "1"}, 3000.0, 5000.0, 60000.0)
+pytestmark = pytest.mark.usefixtures("host_engine")
+
 TINY = models.list_entries("tiny")
-
-
-@pytest.fixture(autouse=True)
-def use_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
 
 
 def name_entry(entry: Entry) -> str:

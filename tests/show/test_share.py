@@ -209,12 +209,7 @@ def test_a_narrow_network_s_kernel_is_stitched() -> None:
 # ---- strict --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
-
-
-@pytest.mark.usefixtures("on_the_host")
+@pytest.mark.usefixtures("host_engine")
 def test_strict_takes_a_share() -> None:
     x = jnp.linspace(0, 1, 64 * 64).reshape(64, 64)
     share = astitch.jit(sorted_and_normal).lower(x).compile().compilation.share.value

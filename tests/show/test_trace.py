@@ -24,8 +24,7 @@ def layer(x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+def _on_the_host(host_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASTITCH_DUMP", raising=False)
 
 

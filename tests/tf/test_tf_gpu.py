@@ -42,7 +42,7 @@ globals().update(
     if name.startswith("test_")
     and callable(value)
     and name not in OF_THE_HOST
-    and "ASTITCH_ENGINE" not in inspect.getsource(value)
+    and "host_engine" not in inspect.getsource(value)
 )
 
 

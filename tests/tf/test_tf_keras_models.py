@@ -30,8 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+def _on_the_host(host_engine: None) -> Iterator[None]:
     yield
     tf_addon.disable()
     tf_addon.report(reset=True)

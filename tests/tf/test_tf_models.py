@@ -140,8 +140,8 @@ def test_mirrored_strategy() -> None:
 # ---- one function ------------------------------------------------------------------------------------------------
 
 
-def test_a_decorated_function_is_astitch_s_when_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_a_decorated_function_is_astitch_s_when_disabled() -> None:
     tf_addon.disable()
     tf_addon.report(reset=True)
     weight = tf.Variable(tf.ones([8]))
@@ -167,8 +167,8 @@ def test_a_decorated_function_is_astitch_s_when_disabled(monkeypatch: pytest.Mon
     assert (found.runs, found.fallbacks) == (2, 0)
 
 
-def test_buckets_compile_once_for_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_buckets_compile_once_for_many_sizes() -> None:
     tf_addon.report(reset=True)
 
     @tf_addon.function(buckets=[4, 8], reduce_retracing=False)
@@ -186,10 +186,8 @@ def test_buckets_compile_once_for_many_sizes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("tier", ["shim", "python"])
-def test_buckets_cut_only_rows(
-    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_buckets_cut_only_rows(tier: str, caplog: pytest.LogCaptureFixture) -> None:
     weight = tf.Variable(tf.ones([8, 2]))
 
     class Layer:
@@ -214,10 +212,10 @@ def test_buckets_cut_only_rows(
 
 
 @pytest.mark.parametrize("tier", ["shim", "python"])
+@pytest.mark.usefixtures("host_engine")
 def test_buckets_for_functions_of_some_sizes_only(
-    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     mask, traces = tf.constant([[1.0], [0.0], [1.0], [1.0]]), []
 
     @tf_addon.function(buckets=[4], tier=tier)
@@ -258,10 +256,10 @@ def test_buckets_for_functions_of_some_sizes_only(
 
 
 @pytest.mark.parametrize("tier", ["shim", "python"])
+@pytest.mark.usefixtures("host_engine")
 def test_buckets_leave_no_padding_inside_of_results(
-    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     functions = [
         lambda x: tf.concat([x, -x], 0),
         lambda x: tf.repeat(x, 2, axis=0),
@@ -307,8 +305,8 @@ class Scale(tf.Module):  # type: ignore[misc]
         return self.apply(x) + 1.0
 
 
-def test_decorated_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_decorated_methods() -> None:
     tf_addon.report(reset=True)
     scale, x = Scale(), tf.reshape(tf.range(8.0), [2, 4])
     wanted = tf.nn.softmax(tf.sin(x) @ scale.weight)
@@ -323,8 +321,8 @@ def test_decorated_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone() is None
 
 
-def test_a_decorated_function_has_what_tf_function_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_a_decorated_function_has_what_tf_function_has() -> None:
     scale, x = Scale(), tf.ones([2, 4])
     concrete = scale.apply.get_concrete_function()
     assert_equal(concrete(x), scale.apply(x))
@@ -335,10 +333,8 @@ def test_a_decorated_function_has_what_tf_function_has(monkeypatch: pytest.Monke
     assert scale.apply.python_function is not None
 
 
-def test_decorated_functions_are_saved_as_plain_tensorflow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_decorated_functions_are_saved_as_plain_tensorflow(tmp_path: Path) -> None:
     scale, x = Scale(), tf.reshape(tf.range(8.0), [2, 4])
     wanted = scale.twice(x), scale.apply(x), scale.plain(x)
     folder = str(tmp_path / "model")
@@ -362,8 +358,8 @@ def test_decorated_functions_are_saved_as_plain_tensorflow(
     assert tf_addon.report().runs == 3
 
 
-def test_a_tf_function_keeps_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+@pytest.mark.usefixtures("host_engine")
+def test_a_tf_function_keeps_its_options() -> None:
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
     def double(x: Any) -> Any:

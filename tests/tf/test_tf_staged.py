@@ -195,7 +195,6 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
 def test_where_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "choose_launcher", lambda engine: engine or "executor")
     monkeypatch.setattr(programs, "current_gpu", lambda: 3)
-    monkeypatch.delenv("ASTITCH_ENGINE", raising=False)
     assert programs.choose_place(-1, None) == programs.Place(3, staged=True)
     assert programs.choose_place(-1, "host") == programs.Place(None, staged=False)
     assert programs.choose_place(1, None) == programs.Place(1, staged=False)

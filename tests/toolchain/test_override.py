@@ -14,8 +14,7 @@ from astitch.toolchain.override import OverrideWarning
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+def folder(host_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ASTITCH_OVERRIDE", str(tmp_path / "kernels"))
     override._told.clear()
     return tmp_path / "kernels"

@@ -49,10 +49,10 @@ def test_a_cold_compilation_makes_every_kernel_in_a_folder_of_its_own(
 
 
 @pytest.mark.parametrize("side", compile_time.SIDES)
+@pytest.mark.usefixtures("host_engine")
 def test_a_first_call_is_told_by_its_steps(
     side: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     monkeypatch.setenv(compile_time.CACHE, str(tmp_path))
     jax.clear_caches()  # what another test traced is no first call
     found = compile_time.time_first_call("dien/infer/tiny", side)

@@ -18,12 +18,9 @@ from astitch.directives import DirectiveWarning, parse
 from astitch.errors import InvalidOption
 from astitch.show.compilation import Compilation
 
+pytestmark = pytest.mark.usefixtures("host_engine")
+
 ROWS, COLUMNS = 32, 64
-
-
-@pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
 
 
 def normalise(x: Any, w: Any) -> Any:

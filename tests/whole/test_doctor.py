@@ -20,9 +20,8 @@ from tests.conftest import count_gpus
 
 
 @pytest.fixture(autouse=True)
-def count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_anew(host_engine: None) -> None:
     events._counts.clear()
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
 
 
 def normalise(x):
@@ -49,7 +48,6 @@ def test_the_doctor_runs_a_kernel_on_the_gpu() -> None:
 
 
 def test_a_dead_engine_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     monkeypatch.setenv("ASTITCH_CACHE_DIR", "/proc/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")  # no g++
     found = doctor.try_engine("host")

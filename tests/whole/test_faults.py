@@ -43,8 +43,7 @@ def two_layers(x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(autouse=True)
-def _net(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+def _net(host_engine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASTITCH_FAULTS", "")
     monkeypatch.setenv("ASTITCH_DUMP", str(tmp_path / "dumps"))
 

@@ -38,12 +38,9 @@ from astitch.errors import (
 
 jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
 
+pytestmark = pytest.mark.usefixtures("host_engine")
+
 X = jnp.arange(12.0).reshape(3, 4)
-
-
-@pytest.fixture(autouse=True)
-def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
 
 
 @pytest.fixture
@@ -642,7 +639,7 @@ def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_notice_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASTITCH_ENGINE")
+    monkeypatch.setattr(engines, "DEFAULT", None)
     monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
     engines._warn_no_gpu.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -660,15 +657,12 @@ def test_no_notice_where_the_host_was_asked_for() -> None:
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "gpu")
     monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
     with pytest.raises(
-        EngineUnavailable, match=r"ASTITCH_ENGINE=gpu, but CuPy sees no GPU\n  install"
+        EngineUnavailable,
+        match=r"engine='executor', but CuPy sees no GPU\n  install .*, or ask for engine='host'",
     ):
-        astitch.jit(lambda x: x + 1)(X)
-    monkeypatch.setenv("ASTITCH_ENGINE", "tpu")
-    with pytest.raises(InvalidOption, match=r"ASTITCH_ENGINE='tpu' is not understood\n"):
-        astitch.jit(lambda x: x + 1)(X)
+        astitch.jit(lambda x: x + 1, engine="executor")(X)
 
 
 def test_the_package_alone_imports_neither_jax_nor_cupy() -> None:
@@ -686,8 +680,6 @@ def test_the_package_alone_imports_neither_jax_nor_cupy() -> None:
 def test_a_setting_of_jax_that_changes_the_program_is_part_of_the_signature(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
-
     def noise(x: jax.Array) -> jax.Array:
         return x + jax.random.normal(jax.random.key(0), (3,))
 
@@ -997,7 +989,7 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
     chosen: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("ASTITCH_ENGINE")
+    monkeypatch.setattr(engines, "DEFAULT", None)
     monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 1)
     monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 1)
     monkeypatch.setattr("astitch.xla.stitched_call.has_target", lambda: target)
@@ -1009,5 +1001,5 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
             choose_engine(asked)
     else:
         assert choose_engine(asked) == chosen
-        monkeypatch.setenv("ASTITCH_ENGINE", asked or "")
+        monkeypatch.setattr(engines, "DEFAULT", asked)
         assert choose_engine() == chosen

@@ -25,17 +25,14 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults() -> None:
     assert options.debug_level() == 0
     assert options.dump_dir() is None
-    assert options.engine() is None
     assert options.cache_dir() == Path.home() / ".cache" / "astitch"
 
 
 def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASTITCH_DEBUG", "3")
-    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ASTITCH_DUMP", " ")  # nothing: not set
     assert options.debug_level() == 3
-    assert options.engine() == "host"
     assert options.cache_dir() == tmp_path
     assert options.dump_dir() is None
 
@@ -51,13 +48,25 @@ def test_values_that_make_no_sense(value: str, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_what_only_a_call_decides_is_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is the machine's too; there an option goes before the variable."""
+def test_what_is_an_option_of_a_call_is_no_variable() -> None:
     calls = astitch.jit, astitch.enable, astitch.enabled
     taken = {f"ASTITCH_{name.upper()}" for call in calls for name in signature(call).parameters}
-    assert taken & {*options.NAMES} == {"ASTITCH_ENGINE"}
+    assert not taken & {*options.NAMES}
+
+
+def test_an_earlier_name_is_not_read_and_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "executor")
-    assert choose_engine("host") == "host"
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
+    monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 0)
+    options._warn_of_replaced.cache_clear()
+    with pytest.warns(
+        RuntimeWarning, match="environment: ASTITCH_ENGINE is not read any more"
+    ) as told:
+        options.cache_dir()
+        assert choose_engine() == "host"
+    (said,) = (str(one.message) for one in told if "environment" in str(one.message))
+    assert "engine= of astitch.jit and tf_addon.enable" in said
+    assert "an empty CUDA_VISIBLE_DEVICES, stands in its place" in said
 
 
 def test_names_are_few_and_documented() -> None:
