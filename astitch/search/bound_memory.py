@@ -78,7 +78,7 @@ def most_of_memory(plain: Graph) -> float:
 
 
 Groups = Mapping[str, Sequence[Sequence[int]]]
-"""By scope, which of its pieces share a kernel."""
+"""By scope, which of its pieces share a kernel; each group comes behind those that it waits for."""
 
 
 class _Search:
@@ -148,7 +148,7 @@ class _Search:
         for step in self.steps.steps:
             if step.name in groups:
                 fusion = self.pieces[step.name]
-                for group in sorted(groups[step.name], key=min):
+                for group in groups[step.name]:
                     found.append(_make_step(fusion, step.name, group, sizes))
             else:
                 found.append(step)

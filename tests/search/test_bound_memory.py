@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -243,6 +244,24 @@ def test_results_are_the_same(
     assert compilation.scopes.turns
     got = HostEngine(compilation.program).run(weights)
     assert_close(got, by_jax(fn, weights), 1e-4 if dtype is np.float32 else 5e-2)
+
+
+def test_a_group_is_listed_behind_what_it_waits_for() -> None:
+    """A piece that joins an earlier one may wait for what is listed between them: here a norm, for its quotient."""
+
+    def fn(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        return jax.nn.softmax(w), y / jnp.linalg.norm(x)
+
+    array = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    _, whole = find_whole(fn, array, array, array)
+    search = bounding._Search(whole, preset("h100"), list_steps(whole))
+    ((name, pieces),) = search.pieces.items()
+    behind = nx.DiGraph((v, c) for v, found in enumerate(pieces.consumers) for c in found)
+    (softmax,) = set(range(len(pieces))) - set(behind)
+    *before, quotient = nx.topological_sort(behind)
+    program, use = search.order({name: [*([v] for v in before), [softmax, quotient]]})
+    assert runs_behind_what_it_reads(program, tuple(range(len(program.steps))))
+    assert runs_behind_what_it_reads(program, use.order)
 
 
 def test_what_fits_stays_whole() -> None:
