@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -507,7 +508,10 @@ def test_strict_names_what_is_left_to_xla(
 def test_the_example_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples" / "bert_layer.py"
     assert main([str(example), "--gpu", "h100", "--no-ablation"]) == 0
-    assert "stitch_0" in capsys.readouterr().out
+    # Which stitch ops there are, and so their numbers, depends on what XLA's compiler makes of the products.
+    said = capsys.readouterr().out
+    assert re.search(r"runs in \d+ stitched kernels", said)
+    assert re.search(r"^stitch_\d+ ", said, re.MULTILINE)
 
 
 # ---- XLA's compiler for a GPU that is not here -----------------------------------------------------------------
