@@ -266,7 +266,7 @@ def draw_timeline(report: Report) -> str:
                 left,
                 y - 5,
                 f"{SIDE_NAMES[side.name]}: {len(events)} launches, {format_us(total)}",
-                "label small",
+                "label small lifted",
             )
         )
         told = (
@@ -320,7 +320,7 @@ def draw_memory(report: Report) -> str:
             y += 1
         labels.append(y)
         shown = f"{name} {format_bytes(memory.peak)}"
-        out.append(_text(left + across + 8, y, shown, "label small"))
+        out.append(_text(left + across + 8, y, shown, f"label small {side.name}"))
     return "".join([*out, "</svg>"])
 
 

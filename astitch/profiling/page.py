@@ -142,7 +142,7 @@ def render_head(report: Report, sections: Sequence[tuple[str, str]]) -> str:
     kind = "measured" if report.measured else "projected"
     basis = name_basis(report).removeprefix(f"{kind} ")
     links = "".join(f'<a href="#{name}">{title}</a>' for title, name in sections)
-    share = "".join(f'<p class="basis">{escape(line.strip())}</p>\n' for line in report.share)
+    share = "".join(f'<p class="share">{escape(line.strip())}</p>\n' for line in report.share)
     return f"""\
 <header>
 <div class="bar"><span class="mark">astitch<b>profile</b></span><nav aria-label="Sections">{links}</nav>
@@ -178,8 +178,7 @@ def render_cards(report: Report) -> str:
             xla.count(MEMORY),
             ours.count(MEMORY),
             format_count,
-            f"{format_count(sum(k.launches for k in ours.stitched))} of astitch's are stitched, "
-            "the others XLA's around them",
+            _tell_stitched(ours),
         )
     )
     share = report.light_share
@@ -212,6 +211,14 @@ def render_cards(report: Report) -> str:
         if s.missing
     )
     return f'<section class="cards" aria-label="Summary">{"".join(cards)}</section>{missing}'
+
+
+def _tell_stitched(side: Side) -> str:
+    """How many of the memory-intensive kernels are stitched ones."""
+    stitched = sum(kernel.launches for kernel in side.stitched)
+    if stitched >= (side.count(MEMORY) or 0):
+        return "all of astitch's are stitched"
+    return f"{format_count(stitched)} of astitch's are stitched, the others XLA's around them"
 
 
 def _runs(side: Side) -> int:
@@ -254,7 +261,7 @@ def render_split(report: Report) -> str:
         "Overhead is a call's time less that of its kernels."
         if report.measured
         else "Nothing was run. Speed of light: the least time for the bytes and the arithmetic of the kernels as each "
-        "compiler cut them. Projected: astitch's latency model."
+        "compiler cut them; the bars show launches apart, the table counts them in. Projected: astitch's latency model."
     )
     return _section(
         "time",
@@ -266,15 +273,16 @@ def render_split(report: Report) -> str:
 
 def _split_table(report: Report) -> str:
     """What the bars say, and the counts, as a table."""
+    sides = [side for side in report.sides if not side.missing]
     rows = []
     for kind in KINDS:
         cells = "".join(
             f"<td>{format_count(s.count(kind))}</td><td>{format_us(s.kernel_us(kind))}</td>"
-            for s in report.sides
+            for s in sides
         )
         ratio = format_ratio(report.xla.kernel_us(kind), report.astitch.kernel_us(kind))
-        rows.append(f"<tr><th scope=row>{KIND_NAMES[kind]}</th>{cells}<td>{ratio}</td></tr>")
-    time = "time" if report.measured else "speed of light"
+        compared = f"<td>{ratio}</td>" if len(sides) > 1 else ""
+        rows.append(f"<tr><th scope=row>{KIND_NAMES[kind]}</th>{cells}{compared}</tr>")
     barriers = report.astitch.barriers
     tail = (
         f'<p class="note">Barriers of the grid inside stitched kernels: {format_count(barriers)}, '
@@ -283,10 +291,17 @@ def _split_table(report: Report) -> str:
         else ""
     )
     return (
-        '<div class="scroll"><table class="plain"><thead><tr><th></th><th>XLA launches</th>'
-        f"<th>XLA {time}</th><th>astitch launches</th><th>astitch {time}</th><th>XLA / astitch</th></tr></thead>"
+        f'<div class="scroll"><table class="plain"><thead><tr><th></th>{_name_columns(sides, report)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{tail}"
     )
+
+
+def _name_columns(sides: Sequence[Side], report: Report) -> str:
+    """The heads of launches and time of each side, and of what both compare to."""
+    time = "time" if report.measured else "speed of light"
+    names = [f"{SIDE_NAMES[side.name]} {what}" for side in sides for what in ("launches", time)]
+    names += ["XLA / astitch"] if len(sides) > 1 else []
+    return "".join(f"<th>{name}</th>" for name in names)
 
 
 FIRST_LAYERS = 12
@@ -298,18 +313,23 @@ def render_layers(report: Report) -> str:
     rows = tabulate_layers(report)
     if len(rows) < 2:
         return ""
-    time = "time" if report.measured else "speed of light"
+    sides = [side for side in report.sides if side.kernels]
     head = (
-        f"<thead><tr><th>layer</th><th>XLA launches</th><th>XLA {time}</th><th>astitch launches</th>"
-        f"<th>astitch {time}</th><th>XLA / astitch</th><th>one kernel</th></tr></thead>"
+        f"<thead><tr><th>layer</th>{_name_columns(sides, report)}<th>one kernel</th></tr></thead>"
     )
-    cells = [
-        f"<tr><th scope=row>{escape(row.name)}</th>"
-        f"<td>{format_count(row.xla_launches)}</td><td>{format_us(row.xla_us)}</td>"
-        f"<td>{format_count(row.astitch_launches)}</td><td>{format_us(row.astitch_us)}</td>"
-        f"<td>{format_ratio(row.xla_us, row.astitch_us)}</td><td>{format_us(row.whole_us)}</td></tr>"
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        shown = [row.name]
+        for side in sides:
+            shown += (
+                [format_count(row.xla_launches), format_us(row.xla_us)]
+                if side is report.xla
+                else [format_count(row.astitch_launches), format_us(row.astitch_us)]
+            )
+        shown += [format_ratio(row.xla_us, row.astitch_us)] if len(sides) > 1 else []
+        name, *numbers = (*shown, format_us(row.whole_us))
+        listed = "".join(f"<td>{number}</td>" for number in numbers)
+        cells.append(f"<tr><th scope=row>{escape(name)}</th>{listed}</tr>")
 
     def table(some: Sequence[str]) -> str:
         return _scroll(f'<table class="plain">{head}<tbody>{"".join(some)}</tbody></table>')
@@ -360,14 +380,17 @@ def render_kernels(report: Report) -> str:
     rows = sorted(((s, kernel) for s in report.sides for kernel in s.kernels), key=weight)
     if not rows:
         return ""
-    heads = "".join(
-        f'<th scope="col" aria-sort="{"descending" if name == by else "none"}">'
-        f'<button type="button" data-column="{number}" data-kind="{kind}">{title}</button></th>'
-        for number, (name, title, kind) in enumerate(COLUMNS)
-    )
     labels = {side.name: label_kernels(side.kernels, NAME_WIDTH) for side in report.sides}
+    cells = [_kernel_cells(side, kernel, labels[side.name][kernel.name]) for side, kernel in rows]
+    kept = [n for n in range(len(COLUMNS)) if any(row[n][1] not in (None, "") for row in cells)]
+    heads = "".join(
+        f'<th scope="col" class="{kind}" aria-sort="{"descending" if name == by else "none"}">'
+        f'<button type="button" data-column="{number}" data-kind="{kind}">{title}</button></th>'
+        for number, (name, title, kind) in enumerate(COLUMNS[n] for n in kept)
+    )
     body = "".join(
-        _kernel_row(side, kernel, labels[side.name][kernel.name]) for side, kernel in rows
+        _kernel_row(side, kernel, [(COLUMNS[n][2], *row[n]) for n in kept])
+        for (side, kernel), row in zip(rows, cells, strict=True)
     )
     filters = "".join(
         f'<button type="button" class="filter" data-filter="{key}" aria-pressed="true">{title}</button>'
@@ -391,7 +414,8 @@ def render_kernels(report: Report) -> str:
     )
 
 
-def _kernel_row(side: Side, kernel: Kernel, label: str) -> str:
+def _kernel_cells(side: Side, kernel: Kernel, label: str) -> list[tuple[str, object]]:
+    """What each of COLUMNS shows of a kernel, and the value by which it is sorted; None where that is not known."""
     us = kernel.us if kernel.us is not None else kernel.projected_us
     share = kernel.light_share
     meter = UNKNOWN
@@ -404,7 +428,7 @@ def _kernel_row(side: Side, kernel: Kernel, label: str) -> str:
     if kernel.stitch:
         name = f'<button type="button" class="open" data-opens="{panel_id(kernel.name)}">{name}</button>'
     block = UNKNOWN if kernel.grid is None else f"{kernel.grid:,} × {kernel.block}"
-    cells: list[tuple[str, object]] = [
+    return [
         (f'<span class="side {side.name}">{SIDE_NAMES[side.name]}</span>', side.name),
         (name, kernel.name),
         (f'<span class="swatch {kernel.kind}"></span>{SHORT_NAMES[kernel.kind]}', kernel.kind),
@@ -419,9 +443,13 @@ def _kernel_row(side: Side, kernel: Kernel, label: str) -> str:
         (format_percent(kernel.occupancy), kernel.occupancy),
         (format_percent(kernel.sm_efficiency), kernel.sm_efficiency),
     ]
+
+
+def _kernel_row(side: Side, kernel: Kernel, cells: Iterable[tuple[str, str, object]]) -> str:
+    """cells: the kind of a column, the text and the value of each."""
     shown = "".join(
-        f'<td data-v="{"" if value is None else escape(str(value), quote=True)}">{text}</td>'
-        for text, value in cells
+        f'<td class="{kind}" data-v="{"" if value is None else escape(str(value), quote=True)}">{text}</td>'
+        for kind, text, value in cells
     )
     title = escape("\n".join((kernel.name, *kernel.source[:6])), quote=True)
     return f'<tr data-side="{side.name}" data-class="{kernel.kind}" title="{title}">{shown}</tr>'
@@ -738,13 +766,18 @@ def render_machine(report: Report) -> str:
         *([("driver", machine.driver)] if machine.driver else []),
         *([("L2", machine.l2)] if machine.l2 else []),
         *machine.versions.items(),
-        *((f"stage {name}", format_seconds(seconds)) for name, seconds in report.stage_s.items()),
     ]
-    listed = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts)
+    stages = [(name, format_seconds(seconds)) for name, seconds in report.stage_s.items()]
+    folded = _fold(f"Stages of the compilation ({len(stages)})", _facts(stages)) if stages else ""
     notes = [*report.notes, *(f"{SIDE_NAMES[s.name]}: {n}" for s in report.sides for n in s.notes)]
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return _section(
         "machine",
         "Machine and method",
-        f'<dl class="facts">{listed}</dl>' + (f"<ul>{told}</ul>" if told else ""),
+        _facts(facts) + (f"<ul>{told}</ul>" if told else "") + folded,
     )
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> str:
+    listed = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in pairs)
+    return f'<dl class="facts">{listed}</dl>'

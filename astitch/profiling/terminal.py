@@ -12,7 +12,7 @@ from rich.text import Text
 
 from astitch.profiling.compare import Comparison
 from astitch.profiling.layers import LayerRow, tabulate_layers
-from astitch.profiling.report import KINDS, MEMORY, Report, Side
+from astitch.profiling.report import KINDS, MEMORY, Kernel, Report, Side
 from astitch.profiling.wording import (
     ABOVE_LIGHT,
     KIND_NAMES,
@@ -161,38 +161,36 @@ def tabulate_kernels(side: Side, most: int) -> Table:
     table = make_table(title)
     table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH)
     labels = label_kernels(shown, NAME_WIDTH)
-    for heading in (
-        "n",
-        "measured" if measured else "projected",
-        "light",
-        "%",
-        "limit",
-        "MB",
-        "grid × block",
-        "reg",
-        "occ",
-        "SM",
-    ):
+    rows = [_kernel_cells(kernel, measured) for kernel in shown]
+    headings = [name for name in rows[0] if any(row[name] != UNKNOWN for row in rows)]
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for kernel in shown:
-        us = kernel.us if measured else kernel.projected_us
-        grid = UNKNOWN if kernel.grid is None else f"{kernel.grid}×{kernel.block}"
-        traffic = kernel.traffic_bytes
+    for kernel, row in zip(shown, rows, strict=True):
         table.add_row(
             Text(labels[kernel.name], overflow="ellipsis", no_wrap=True),
-            format_count(kernel.launches),
-            format_us(us),
-            format_us(kernel.bound_us),
-            format_percent(kernel.light_share),
-            kernel.limit.removesuffix(" cores") or UNKNOWN,
-            UNKNOWN if traffic is None else format_megabytes(traffic),
-            grid,
-            UNKNOWN if kernel.registers is None else str(kernel.registers),
-            format_percent(kernel.occupancy),
-            format_percent(kernel.sm_efficiency),
+            *(row[heading] for heading in headings),
             style="" if kernel.kind == MEMORY else "dim",
         )
     return table
+
+
+def _kernel_cells(kernel: Kernel, measured: bool) -> dict[str, str]:
+    """What each column shows of a kernel; a column in which nothing is known is left out."""
+    traffic = kernel.traffic_bytes
+    return {
+        "n": format_count(kernel.launches),
+        "measured" if measured else "projected": format_us(
+            kernel.us if measured else kernel.projected_us
+        ),
+        "light": format_us(kernel.bound_us),
+        "%": format_percent(kernel.light_share),
+        "limit": kernel.limit.removesuffix(" cores") or UNKNOWN,
+        "MB": UNKNOWN if traffic is None else format_megabytes(traffic),
+        "grid × block": UNKNOWN if kernel.grid is None else f"{kernel.grid}×{kernel.block}",
+        "reg": UNKNOWN if kernel.registers is None else str(kernel.registers),
+        "occ": format_percent(kernel.occupancy),
+        "SM": format_percent(kernel.sm_efficiency),
+    }
 
 
 def format_megabytes(size: float) -> str:
@@ -204,18 +202,16 @@ def list_layers(report: Report, layers: Sequence[LayerRow]) -> Table:
     """One line for each layer of the model."""
     table = make_table(f"Layers, {'measured' if report.measured else 'speed of light'}")
     table.add_column("layer", overflow="ellipsis", no_wrap=True, max_width=48)
-    for name in ("n", "XLA", "n", "astitch", "XLA / astitch", "one kernel"):
-        table.add_column(name, justify="right")
+    theirs, ours = (bool(side.kernels) for side in report.sides)
+    both = theirs and ours
+    headings = ("n", "XLA") * theirs + ("n", "astitch") * ours + ("XLA / astitch",) * both
+    for heading in (*headings, "one kernel"):
+        table.add_column(heading, justify="right")
     for row in layers:
-        table.add_row(
-            row.name,
-            format_count(row.xla_launches),
-            format_us(row.xla_us),
-            format_count(row.astitch_launches),
-            format_us(row.astitch_us),
-            format_ratio(row.xla_us, row.astitch_us),
-            format_us(row.whole_us),
-        )
+        cells = [format_count(row.xla_launches), format_us(row.xla_us)] if theirs else []
+        cells += [format_count(row.astitch_launches), format_us(row.astitch_us)] if ours else []
+        cells += [format_ratio(row.xla_us, row.astitch_us)] if both else []
+        table.add_row(row.name, *cells, format_us(row.whole_us))
     return table
 
 

@@ -57,3 +57,25 @@ def test_without_names_there_is_no_table() -> None:
     side = Side("xla", kernels=(kernel("k", 1.0),))
     report = Report("t", "d", "static", MACHINE, side, Side("astitch"))
     assert "Layers" not in report.to_text()
+
+
+def test_a_side_that_is_not_known_has_no_columns() -> None:
+    layers = kernel("k", 9.0, "m.py:1 jit(f)/A/mul"), kernel("l", 3.0, "m.py:2 jit(f)/B/add")
+    ours = Side("astitch", kernels=layers)
+    both = Report("t", "d", "static", MACHINE, Side("xla", kernels=layers), ours)
+    alone = Report("t", "d", "static", MACHINE, Side("xla", missing="not installed"), ours)
+    for report, shown in (both, True), (alone, False):
+        page, text = report.to_html(), report.to_text()
+        assert ("<th>XLA launches</th>" in page) == shown
+        assert "<th>astitch launches</th>" in page
+        assert ("XLA / astitch  one kernel" in text) == shown and "one kernel" in text
+
+
+def test_a_column_of_kernels_in_which_nothing_is_known_is_left_out() -> None:
+    plain = Side("xla", kernels=(kernel("k", 9.0),))
+    full = Side("astitch", kernels=(Kernel("k", MEMORY, 1.0, us=9.0, bound_us=3.0, registers=32),))
+    for ours, shown in (Side("astitch"), False), (full, True):
+        report = Report("t", "d", "static", MACHINE, plain, ours)
+        assert (">registers</button>" in report.to_html()) == shown
+        assert (" reg" in report.to_text()) == shown
+        assert ">occupancy</button>" not in report.to_html()
