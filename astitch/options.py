@@ -31,9 +31,9 @@ NAMES = {
 REPLACED = {
     "ASTITCH_CHECK": "astitch.enable(check=True)",
     "ASTITCH_DETERMINISTIC": "the option deterministic= of astitch.enable and astitch.jit",
-    "ASTITCH_ENGINE": "the option engine= of astitch.jit and tf_addon.enable, or for the emulation an empty "
-    "CUDA_VISIBLE_DEVICES,",
-    "ASTITCH_STITCH_LOOPS": "a directive, leave-loops or stitch-bodies (docs/directives.md),",
+    "ASTITCH_ENGINE": "the option engine= of astitch.jit and tf_addon.enable (for the emulation also an empty "
+    "CUDA_VISIBLE_DEVICES)",
+    "ASTITCH_STITCH_LOOPS": "a directive (leave-loops or stitch-bodies, docs/directives.md)",
     "ASTITCH_TUNE": "the option tune= of astitch.enable and astitch.jit",
 }
 """Names of earlier versions, and what stands in their place: what is an option of a call is no variable."""

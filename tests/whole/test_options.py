@@ -66,7 +66,7 @@ def test_an_earlier_name_is_not_read_and_says_what_is(monkeypatch: pytest.Monkey
         assert choose_engine() == "host"
     (said,) = (str(one.message) for one in told if "environment" in str(one.message))
     assert "engine= of astitch.jit and tf_addon.enable" in said
-    assert "an empty CUDA_VISIBLE_DEVICES, stands in its place" in said
+    assert "an empty CUDA_VISIBLE_DEVICES) stands in its place" in said
 
 
 def test_names_are_few_and_documented() -> None:
