@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -45,12 +47,22 @@ def _list_models() -> list[str]:
 
 def _find_clustering() -> list[str]:
     tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or tensorflow.config.optimizer.get_jit() != "autoclustering":
+    if tensorflow is None:
+        return []
+    if tensorflow.config.optimizer.get_jit() == "autoclustering":
+        how = "tf.config.optimizer.set_jit"
+    elif flag := _FLAG.search(os.environ.get("TF_XLA_FLAGS", "")):
+        how = f"TF_XLA_FLAGS={flag[0]}"
+    else:
         return []
     return [
-        "auto-clustering is on (tf.config.optimizer.set_jit): XLA computes what it clusters, and astitch does not see "
-        "it\n    decorate functions with tf.function(jit_compile=True)"
+        f"auto-clustering is on ({how}): XLA computes what it clusters, and astitch does not see it\n"
+        "    decorate functions with tf.function(jit_compile=True)"
     ]
+
+
+_FLAG = re.compile(r"--tf_xla_auto_jit=(?!0\b|-1\b)[^\s,]+")
+"""What turns it on from outside, which TensorFlow's `get_jit` does not see.  0: off; -1: as the program says."""
 
 
 def _find_trainer() -> Any | None:

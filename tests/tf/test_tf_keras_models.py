@@ -114,7 +114,27 @@ def test_what_is_not_required_warns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_clustering_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "autoclustering")
     (note,) = (note for note in keras_models.find_notes() if "clustering" in note)
-    assert "jit_compile=True" in note
+    assert "jit_compile=True" in note and "(tf.config.optimizer.set_jit)" in note
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit", "--tf_xla_auto_jit=2"),
+        ("--tf_xla_cpu_global_jit --tf_xla_auto_jit=fusible", "--tf_xla_auto_jit=fusible"),
+        ("--tf_xla_auto_jit=single-gpu(1)", "--tf_xla_auto_jit=single-gpu(1)"),
+        ("--tf_xla_auto_jit=0", None),
+        ("--tf_xla_auto_jit=-1 --tf_xla_cpu_global_jit", None),
+        ("", None),
+    ],
+)
+def test_auto_clustering_by_the_environment_is_named(
+    flags: str, named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_XLA_FLAGS", flags)
+    notes = [note for note in keras_models.find_notes() if "clustering" in note]
+    assert len(notes) == (named is not None)
+    assert all(f"(TF_XLA_FLAGS={named})" in note for note in notes)
 
 
 def test_a_report_is_plain_values() -> None:
