@@ -86,7 +86,7 @@ def find_library(
 def _find_shared(kind: str, name: str, mode: int) -> ctypes.CDLL | None:
     for shared in options.shared_cache_dirs():
         try:
-            content = unseal(read_shared(shared / kind, name), FORM, name)
+            content = unseal(read_shared(shared, kind, name), FORM, name)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -74,31 +74,40 @@ def _digest(content: bytes, form: str, key: str) -> bytes:
 # ---- folders of others -----------------------------------------------------------------------------------------------
 
 
-def read_shared(folder: Path, name: str) -> bytes:
-    """A file of a folder that somebody else fills and that the user has named: only its owner may write it.
+def read_shared(shared: Path, kind: str, name: str) -> bytes:
+    """The file `shared/kind/name` of folders that somebody else fills and that the user has named: only their owner
+    may write them.
 
-    Raises FileNotFoundError, NotPrivate where more than the owner may write the folder or the file, and OSError.
+    Who may write `shared` could put another folder in the place of `kind`, so that it counts too; it may also be the
+    system's.  Raises FileNotFoundError, NotPrivate where more than the owner may write a folder or the file, and
+    OSError.
     """
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-    try:
-        owner = os.fstat(opened)
-        _check_owner_alone(owner, owner.st_uid, folder)
-        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=opened)
-        try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotPrivate(f"{folder / name} is not a file")
-            _check_owner_alone(status, owner.st_uid, folder / name)
-            return _read_all(file)
-        finally:
-            os.close(file)
-    finally:
-        os.close(opened)
+    with contextlib.ExitStack() as opened:
+
+        def open_in(name: str | Path, flags: int, folder: int | None) -> tuple[int, os.stat_result]:
+            file = os.open(name, os.O_RDONLY | flags, dir_fd=folder)
+            opened.callback(os.close, file)
+            return file, os.fstat(file)
+
+        whole, around = open_in(shared, os.O_DIRECTORY | os.O_CLOEXEC, None)
+        folder, status = open_in(kind, os.O_DIRECTORY | _OPEN, whole)
+        owner = status.st_uid
+        _check_owner_alone(around, {owner, SYSTEM}, shared)
+        _check_owner_alone(status, {owner}, shared / kind)
+        file, status = open_in(name, os.O_NONBLOCK | _OPEN, folder)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPrivate(f"{shared / kind / name} is not a file")
+        _check_owner_alone(status, {owner}, shared / kind / name)
+        return _read_all(file)
 
 
-def _check_owner_alone(status: os.stat_result, owner: int, path: Path) -> None:
-    if status.st_uid != owner or status.st_mode & _OTHERS_MAY_WRITE:
-        raise NotPrivate(f"{path} can be written by others than the owner of its folder")
+SYSTEM = 0
+"""The user who may write everywhere anyway."""
+
+
+def _check_owner_alone(status: os.stat_result, owners: set[int], path: Path) -> None:
+    if status.st_uid not in owners or status.st_mode & _OTHERS_MAY_WRITE:
+        raise NotPrivate(f"{path} can be written by others than the owner of its files")
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

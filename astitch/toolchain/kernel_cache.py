@@ -133,7 +133,7 @@ class ByteCache:
             return None
         for shared in options.shared_cache_dirs():
             try:
-                data = read_shared(shared / self.folder.name, key + self.suffix)
+                data = read_shared(shared, self.folder.name, key + self.suffix)
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -18,6 +18,7 @@ from astitch.device.schedule import DEFAULT
 from astitch.errors import AstitchError, InvalidOption
 from astitch.search import travelling_plans, tune
 from astitch.search.travelling_plans import PlansWarning, forget_plans
+from astitch.system.private_files import NotPrivate, read_shared
 
 
 @pytest.fixture(autouse=True)
@@ -143,14 +144,36 @@ def test_a_shared_folder_is_read_and_never_written(
     assert sorted(path.name for path in shared.rglob("*")) == before
 
 
+@pytest.mark.parametrize("writable", [".", "plans"])
 def test_a_shared_folder_that_all_may_write_is_not_trusted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    writable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Who may write the whole could put a folder of theirs in the place of `plans`."""
     asked = measure_as(monkeypatch, lambda s: 50.0 if s != DEFAULT else 100.0)
     compile_hlo(SOFTMAX, gpu="h100", tune=True)
     first = len(asked)
-    (tmp_path / "cache" / "plans").chmod(0o777)
+    (tmp_path / "cache" / writable).chmod(0o777)
     monkeypatch.setenv("ASTITCH_CACHE_DIR", f"{tmp_path / 'own'}:{tmp_path / 'cache'}")
     with pytest.warns(RuntimeWarning, match="shared cache .* is not used: .* can be written by"):
         compile_hlo(SOFTMAX, gpu="h100", tune=True)
     assert len(asked) == 2 * first
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(("whole", "trusted"), [(0, True), (1000, True), (1001, False)])
+def test_a_shared_folder_is_its_files_owner_s_or_the_system_s(
+    whole: int, trusted: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared" / "plans"
+    folder.mkdir(parents=True)
+    (folder / "one").write_bytes(b"it")
+    for path in (folder, folder / "one"):
+        path.chmod(0o755)
+        os.chown(path, 1000, 1000)
+    folder.parent.chmod(0o755)
+    os.chown(folder.parent, whole, whole)
+    if trusted:
+        assert read_shared(folder.parent, "plans", "one") == b"it"
+    else:
+        with pytest.raises(NotPrivate, match="by others than the owner of its files"):
+            read_shared(folder.parent, "plans", "one")
