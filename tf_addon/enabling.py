@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from astitch.api.engines import choose_launcher, name_wanted
+from astitch.api.installation import warn_of_installation
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.run.executor import count_gpus
 from tf_addon.errors import AddonWarning
@@ -226,6 +227,8 @@ def prepare(wishes: Wishes) -> Wishes:
             f"tf_addon.enable: engine={wishes.engine!r} is not known\n  it is gpu or host"
         )
     # What is wrong is told now, not as a reason for each function.
+    if name_wanted(wishes.engine) != "host":
+        warn_of_installation()
     if wishes.engine == "gpu":
         choose_launcher(wishes.engine)
     if name_wanted(wishes.engine) != "host" and count_gpus():

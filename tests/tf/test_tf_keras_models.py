@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.api import installation  # noqa: E402
 from astitch.errors import EngineUnavailable, InvalidOption  # noqa: E402
 from tf_addon import enabling, keras_models, programs  # noqa: E402
 from tf_addon.errors import AddonWarning, ShimUnavailable  # noqa: E402
@@ -109,6 +111,19 @@ def test_what_is_not_required_warns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tf_addon.enable(required=False) is False
     with pytest.raises(ShimUnavailable):
         tf_addon.enable()
+
+
+def test_a_driver_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "driver_version", lambda: (12, 2))
+    installation.warn_of_installation.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", installation.InstallationWarning)
+        tf_addon.enable(engine="host")
+    monkeypatch.setattr("astitch.api.engines.DEFAULT", None)
+    monkeypatch.setattr(enabling, "count_gpus", lambda: 0)
+    with pytest.warns(installation.InstallationWarning, match=r"the driver is of CUDA 12\.2"):
+        tf_addon.enable()
+    installation.warn_of_installation.cache_clear()
 
 
 def test_auto_clustering_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
