@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from astitch.attention.fuse import fuse_attention
-from astitch.cost.bound_by_communication import is_bound_by_communication
 from astitch.device.gpu import Gpu
 from astitch.directives import FOLLOWED, NOTHING, Directives, read_directives
 from astitch.faults import FaultLog
@@ -309,9 +308,7 @@ def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[s
 
 
 def _choose_stages(left: Left, job: Job) -> Staged:
-    return choose_stages(
-        left, lambda graph, outside: is_bound_by_communication(graph, outside, job.gpu)
-    )
+    return choose_stages(left)
 
 
 def _recompute(staged: Staged, job: Job) -> Staged:

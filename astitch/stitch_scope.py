@@ -132,6 +132,23 @@ def count_stage(
     return max((stage[o] + (products.get(o, o) != product) for o in node.operands), default=1)
 
 
+def _count_earliest(
+    graph: Graph, outside: Collection[str], products: Mapping[str, str]
+) -> dict[str, int]:
+    """The stage of each op, counted from the start; one for collectives that XLA combines: all end at once."""
+    groups = [group for group in find_combined(graph) if len(group) > 1]
+    least: dict[str, int] = {}
+    while True:
+        stage: dict[str, int] = {}
+        for node in graph:
+            counted = count_stage(node, stage, outside, products)
+            stage[node.name] = max(counted, least.get(node.name, 0))
+        ends = {name: max(stage[n] for n in group) for group in groups for name in group}
+        if ends == least or not groups:
+            return stage
+        least = ends
+
+
 def _is_near(
     graph: Graph, name: str, read: Collection[str], in_memory: Callable[[str], bool]
 ) -> bool:
@@ -234,9 +251,7 @@ def _choose_stages(
     graph: Graph, outside: dict[str, str], products: Mapping[str, str]
 ) -> dict[str, int]:
     """Earliest stages, then ops are moved to their first reader's stage where that saves traffic."""
-    earliest: dict[str, int] = {}
-    for node in graph:
-        earliest[node.name] = count_stage(node, earliest, outside, products)
+    earliest = _count_earliest(graph, outside, products)
     stage = dict(earliest)
     last = max((stage[node.name] for node in graph if not _counts(node, outside)), default=0)
     outputs = set(graph.outputs)
@@ -278,7 +293,7 @@ def _choose_stages(
             for o in stored
             if all(u == name or stage[u] <= earliest[name] for u in graph.users[o])
         )
-        saved = 0 if name in outputs and users else array_of(node).bytes
+        saved = 0 if name in outputs and (users or beside) else array_of(node).bytes
         if extra <= saved:
             stage[name] = latest
     _move_back(graph, stage, earliest, outside, in_memory)
@@ -400,14 +415,9 @@ def _refused_edge(
     )
 
 
-def choose_stages(
-    left: Left, is_bound: Callable[[Graph, Collection[str]], bool] = lambda graph, outside: False
-) -> Staged:
+def choose_stages(left: Left) -> Staged:
     """The stage of each op: how many library or other calls must come before it.  Every op that no kernel computes has
-    a reason.
-
-    is_bound: do the collectives of a graph take longer than what can run beside them, given what no kernel computes?
-    """
+    a reason."""
     graph = left.graph
     outside: dict[str, str] = {}
     held = {node.name: "held by a barrier" for node in graph if is_held(graph, node)}
@@ -420,7 +430,7 @@ def choose_stages(
         if reason is not None:
             outside[node.name] = reason
     uncut = _choose_stages(graph, outside, left.products)
-    stage = cut_stages(graph, uncut, outside, bound=is_bound(graph, outside))
+    stage = cut_stages(graph, uncut, outside)
     wholes = {stage[name]: uncut[name] for name in graph.nodes} if stage is not uncut else {}
     return Staged(graph, stage, outside, held, uncut=wholes, products=left.products)
 

@@ -22,7 +22,7 @@ from astitch.device.gpu import preset
 from benchmarks.sharded_programs import PROGRAMS, Sharded
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked
 from tests.conftest import why_no_hook
-from tests.exchanges import Exchange, read_exchanges, sum_hidden
+from tests.exchanges import Exchange, read_exchanges, sum_covered, sum_hidden
 from tests.waits import Comparison, Waits, compare_waits, read_waits
 
 
@@ -63,7 +63,8 @@ class Verdict:
 
     collectives: "as plain"; "16 for 17, the same bytes" where XLA combines them otherwise; else what is different.
     planned: the memory, as a share.  hidden: us beside collectives, without kernels and with them, each as projected.
-    waits: the same in ops with one price each, the room that their order leaves, and what collectives wait for longer.
+    covered: of that what each collective takes, at most (Exchange.covered_us).  waits: the same in ops with one price
+    each, the room that their order leaves, and what collectives wait for longer.
     """
 
     devices: int
@@ -71,6 +72,7 @@ class Verdict:
     collectives: str
     planned: float
     hidden: tuple[float, float]
+    covered: tuple[float, float]
     waits: Comparison
 
     def __str__(self) -> str:
@@ -78,13 +80,14 @@ class Verdict:
             f"{name} {one:.1f} / {other:.1f} us"
             for name, (one, other) in (
                 ("beside", self.hidden),
+                ("covered", self.covered),
                 ("the same ops", self.waits.beside),
                 ("room", self.waits.room),
             )
         )
         return (
             f"{self.devices:7} {self.program:22} {self.collectives}; memory {self.planned:.3f}; "
-            f"{'; '.join(pairs)}; waits {self.waits.longer:.1f} us longer"
+            f"{'; '.join(pairs)}; waits {self.waits.longer:.1f} us longer, starts {self.waits.later:.1f} us later"
         )
 
 
@@ -252,6 +255,7 @@ def compile_ways(name: str, program: Sharded, count: int) -> Iterator[Row | Verd
         compare_exchanges(*found),
         rows[1].planned / rows[0].planned,
         (rows[0].hidden_us, rows[1].hidden_us),
+        (sum_covered(found[0]), sum_covered(found[1])),
         compare_waits(*waits),
     )
 

@@ -21,12 +21,23 @@ class Exchange:
     """One collective.
 
     kind: its opcode.  operands: bytes that a device gives to it.  hidden_us: projected work that XLA's schedule has
-    between its start and its end; 0 for a collective that the schedule does not split.
+    between its start and its end; 0 for a collective that the schedule does not split.  took_us: its own projected
+    time.
     """
 
     kind: str
     operands: int
     hidden_us: float
+    took_us: float
+
+    @property
+    def covered_us(self) -> float:
+        """The time of the collective in which other work runs."""
+        return min(self.hidden_us, self.took_us)
+
+
+LEAST_US = 10.0
+"""What a collective of few bytes takes between GPUs of one host."""
 
 
 def read_compiled(compiled: Any) -> Any:
@@ -48,7 +59,10 @@ def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
             if kind := find_kind(instruction, computations):
                 between = list_until_done(instruction.id, order[place + 1 :])
                 hidden = sum(map(price, between))
-                found.append(Exchange(kind, _count_bytes(instruction, by_id), hidden))
+                given = _count_bytes(instruction, by_id)
+                sent = 2 * given if kind == "all-reduce" else max(given, _count_result(instruction))
+                took = LEAST_US + sent / gpu.link_gbs / 1e3
+                found.append(Exchange(kind, given, hidden, took))
     return found
 
 
@@ -110,6 +124,12 @@ def _count_bytes(instruction: Any, by_id: Mapping[int, Any]) -> int:
     return sum(_size(by_id[number].shape) for number in instruction.operand_ids)
 
 
+def _count_result(instruction: Any) -> int:
+    """Bytes that a device receives.  The result of a start holds its operands first."""
+    is_start = instruction.opcode.endswith(b"-start")
+    return _size(instruction.shape.tuple_shapes[1] if is_start else instruction.shape)
+
+
 def _size(shape: Any) -> int:
     return sum(
         getattr(read_type(leaf, "a collective"), "bytes", 0) for leaf, _ in shape_leaves(shape)
@@ -154,3 +174,8 @@ HOLDERS = (b"while", b"conditional", b"call")
 def sum_hidden(exchanges: Iterable[Exchange]) -> float:
     """Microseconds of work that the schedule has beside collectives."""
     return sum(e.hidden_us for e in exchanges)
+
+
+def sum_covered(exchanges: Iterable[Exchange]) -> float:
+    """Microseconds of collectives in which other work runs."""
+    return sum(e.covered_us for e in exchanges)

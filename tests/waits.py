@@ -75,8 +75,9 @@ def _list_compilations(compilation: Compilation) -> Iterator[Compilation]:
 class Exchanged:
     """One collective of a scheduled module.
 
-    names: the collectives of the module before, of which XLA made it.  before: the ops that it waits for.  behind:
-    those that wait for it.  beside: those that the schedule has between its start and its end.
+    names: the collectives of the module before, of which XLA made it.  before: the ops that it waits for, here or in
+    the module before.  behind: those that wait for it.  beside: those that the schedule has between its start and its
+    end.  hidden: those that it has beside another collective for which this one waits.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class Exchanged:
     before: Ops
     behind: Ops
     beside: Ops
+    hidden: Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
         by_id = {i.id: i for i in computations[scheduled.computation_id].instructions}
         order = [by_id[number] for number in scheduled.sequence.instruction_ids]
         before, behind = _find_order(order, covered)
+        beside: dict[int, Ops] = {}
         for place, instruction in enumerate(order):
             ops = covered.list_ops(instruction)
             if instruction.opcode not in HOLDERS:  # what is in them is scheduled itself
@@ -118,13 +121,17 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
                     parts.setdefault(name, []).append(price(instruction) / len(ops))
             if kind := find_kind(instruction, computations):
                 between = list_until_done(instruction.id, order[place + 1 :])
+                beside[instruction.id] = _join(map(covered.list_ops, between))
+                names = covered.labels[instruction.id] & origin.collectives
+                reached = _reach(instruction.id, by_id)
                 exchanged.append(
                     Exchanged(
                         kind,
-                        covered.labels[instruction.id] & origin.collectives,
-                        before[instruction.id],
+                        names,
+                        before[instruction.id] | origin.find_before(names),
                         behind[instruction.id],
-                        _join(map(covered.list_ops, between)),
+                        beside[instruction.id],
+                        _join(ops for number, ops in beside.items() if number in reached),
                     )
                 )
     return Waits(tuple(exchanged), {name: fmean(us) for name, us in parts.items()})
@@ -132,6 +139,18 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
 
 def _join(sets: Iterable[Ops]) -> Ops:
     return frozenset[str]().union(*sets)
+
+
+def _reach(start: int, by_id: Mapping[int, Any]) -> set[int]:
+    """The instructions for which one waits."""
+    found, pending = set[int](), [start]
+    while pending:
+        instruction = by_id[pending.pop()]
+        for number in (*instruction.operand_ids, *instruction.control_predecessor_ids):
+            if number not in found:
+                found.add(number)
+                pending.append(number)
+    return found
 
 
 def _find_order(
@@ -189,6 +208,7 @@ class _Origin:
         computations = {c.id: c for c in module.computations}
         self.inside: dict[str, set[str]] = {}
         self.users: dict[str, list[str]] = {}
+        self.operands: dict[str, list[str]] = {}
         self.collectives = frozenset(
             decode(i.name)
             for c in module.computations
@@ -209,6 +229,7 @@ class _Origin:
                     sources.add(name)
                 for operand in instruction.operand_ids:
                     self.users.setdefault(names[operand], []).append(name)
+                    self.operands.setdefault(name, []).append(names[operand])
                 if instruction.opcode in HOLDERS:
                     self.inside[name] = {
                         decode(inner.name)
@@ -226,6 +247,16 @@ class _Origin:
                 found.add(name)
                 pending += self.inside.get(name, ())
         return frozenset(found - self.sources)
+
+    def find_before(self, names: Iterable[str]) -> Ops:
+        """The ops for which some wait."""
+        found, pending = set[str](), list(names)
+        while pending:
+            for operand in self.operands.get(pending.pop(), ()):
+                if operand not in found:
+                    found.add(operand)
+                    pending.append(operand)
+        return self.expand(found) - self.collectives
 
     def find_homes(self, labels: Ops) -> dict[str, Ops]:
         """For ops that no instruction says any more: those that do and compute them, as readers of theirs."""
@@ -246,12 +277,14 @@ class Comparison:
 
     beside: the work between starts and ends of collectives.  room: the work that could be there, since it neither waits
     for a collective nor the collective for it; the mean of the collectives before XLA combines them.  longer: what they
-    wait for with kernels only, the most of one.
+    wait for with kernels only, the most of one.  later: of that what does not run beside another collective for which
+    they wait, and so makes them start later.
     """
 
     beside: tuple[float, float]
     room: tuple[float, float]
     longer: float
+    later: float
 
 
 def compare_waits(plain: Waits, stitched: Waits) -> Comparison:
@@ -268,5 +301,8 @@ def compare_waits(plain: Waits, stitched: Waits) -> Comparison:
         for e in (one, other)
     ]
     beside = [sum(price(e.beside) for e in waits.exchanged) for waits in (plain, stitched)]
-    longer = max((price(other[name].before - one[name].before) for name in shared), default=0.0)
-    return Comparison((beside[0], beside[1]), (rooms[0], rooms[1]), longer)
+    more = [other[name].before - one[name].before for name in shared]
+    longer = max(map(price, more), default=0.0)
+    exposed = [ops - other[name].hidden for name, ops in zip(shared, more, strict=True)]
+    later = max(map(price, exposed), default=0.0)
+    return Comparison((beside[0], beside[1]), (rooms[0], rooms[1]), longer, later)

@@ -33,26 +33,45 @@ def find_combined(graph: Graph) -> list[list[str]]:
     """The collectives, as XLA's combiners will put them together: each by its name, in groups of one and more.
 
     As in XLA (collective_combiner_utils.h): the first of a kind and those that follow, up to one that waits for one of
-    them, or that makes the group too large.
+    them, or that makes the group too large.  Those whose results XLA adds up are one before (find_sums).
     """
-    names = [node.name for node in graph if communicates(node)]
-    before = _find_before(graph, [[name] for name in names])
-    waiting = {name: kin for name in names if (kin := _kin(graph, graph[name]))}
-    groups = [[name] for name in names if name not in waiting]
+    sums = _list_sums(graph)
+    units = [members for members, _ in sums]
+    before = _find_before(graph, units)
+    looks = {number: _look_at(graph, members, end) for number, (members, end) in enumerate(sums)}
+    waiting = {number: look for number, look in looks.items() if look[0]}
+    groups = [units[number] for number in range(len(units)) if number not in waiting]
     while waiting:
-        first = next(iter(waiting))
-        group, mask, size = [first], 1 << names.index(first), _bytes(graph[first])
-        for name, kin in waiting.items():
-            if name == first or kin != waiting[first] or _bytes(graph[name]) > COMBINED_BYTES:
+        first, (kin, size) = next(iter(waiting.items()))
+        group, mask = [first], 1 << first
+        for number, (other, count) in waiting.items():
+            if number == first or other != kin or count > COMBINED_BYTES:
                 continue
-            size += _bytes(graph[name])
-            if before[name] & mask or size > COMBINED_BYTES:
+            size += count
+            waits = any(before[name] & mask for name in units[number])
+            if waits or size > COMBINED_BYTES:
                 break
-            group.append(name)
-            mask |= 1 << names.index(name)
-        waiting = {name: kin for name, kin in waiting.items() if name not in group}
-        groups.append(group)
+            group.append(number)
+            mask |= 1 << number
+        waiting = {number: sent for number, sent in waiting.items() if number not in group}
+        groups.append([name for number in group for name in units[number]])
     return groups
+
+
+def _list_sums(graph: Graph) -> list[tuple[list[str], str]]:
+    """The collectives in the order in which XLA comes to them; as one those whose results it adds up.
+
+    Each with the value that it hands on: its result, or the sum.
+    """
+    sums = _trace_sums(graph)[1]
+    last = {name: end for end, members in sums.items() for name in members}  # the largest sum
+    found: list[tuple[list[str], str]] = []
+    for node in graph:
+        if communicates(node) and node.name not in last:
+            found.append(([node.name], node.name))
+        elif node.name in sums and all(last[name] == node.name for name in sums[node.name]):
+            found.append((sums[node.name], node.name))
+    return found
 
 
 def _find_before(graph: Graph, groups: Sequence[Sequence[str]]) -> dict[str, int]:
@@ -89,28 +108,31 @@ def _spread(
     return found
 
 
-def _kin(graph: Graph, node: Node) -> str:
-    """XLA combines no collective of several arrays.  Of an all-reduce it may make a reduce-scatter before."""
+def _look_at(graph: Graph, members: Sequence[str], end: str) -> tuple[str, int]:
+    """With what XLA combines a collective, and the bytes of its result; ("", 0) where with nothing.
+
+    members, end: see _list_sums.  XLA combines no collective of several arrays.  Of an all-reduce of which a device
+    reads only its part it makes a reduce-scatter before, whose result is the part.
+    """
+    node = graph[members[0]]
     if not isinstance(node.attrs, OpaqueAttrs) or not isinstance(node.type, ArrayType):
-        return ""
-    scattered = node.attrs.opcode == "all-reduce" and _is_sliced(graph, node.name)
-    return node.attrs.kin and node.attrs.kin + " scattered" * scattered
+        return "", 0
+    if node.attrs.opcode == "all-reduce" and node.attrs.kin:
+        for name in (node.name, end):
+            if part := _find_part(graph, name):
+                return node.attrs.kin + " scattered", part.array.size * node.type.dtype.bytes
+    return node.attrs.kin, node.type.bytes if node.attrs.kin else 0
 
 
-def _is_sliced(graph: Graph, name: str) -> bool:
-    """Does a device read only its own part of a collective's result?"""
+def _find_part(graph: Graph, name: str) -> Node | None:
+    """The slice of a collective's result, if nothing else of it is read."""
     while is_read_once(graph, name):
         reader = graph[graph.users[name][0]]
         if not OPS[reader.op].is_view and not OPS[reader.op].is_conversion:
-            return isinstance(reader.attrs, DynamicSliceAttrs) and name == reader.operands[0]
+            is_part = isinstance(reader.attrs, DynamicSliceAttrs) and name == reader.operands[0]
+            return reader if is_part else None
         name = reader.name
-    return False
-
-
-def _bytes(node: Node) -> int:
-    """Of a collective that XLA may combine."""
-    assert isinstance(node.type, ArrayType)
-    return node.type.bytes
+    return None
 
 
 def find_awaited(graph: Graph) -> dict[str, int]:
@@ -161,25 +183,32 @@ def find_sums(graph: Graph) -> dict[str, str]:
     add(all-reduce(x), all-reduce(y)) -> all-reduce(add(x, y)), where nothing else reads the two.  The sum is then a
     collective's result itself.  A slice of an all-reduce, where nothing else reads that, becomes a reduce-scatter.
     """
+    return _trace_sums(graph)[0]
+
+
+def _trace_sums(graph: Graph) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What find_sums says; by each such sum, the collectives whose results it adds up."""
     reasons: dict[str, str] = {}
     results: dict[str, str] = {}  # values that collectives hand on, each with its opcode
+    added: dict[str, list[str]] = {}  # the collectives that each of them comes from
     for node in graph:
         if isinstance(node.attrs, OpaqueAttrs):
             opcode = node.attrs.opcode.removesuffix("-done")
             if opcode in ADDED:
-                results[node.name] = opcode
+                results[node.name], added[node.name] = opcode, [node.name]
         elif isinstance(node.attrs, DynamicSliceAttrs):
             path = _trace_result(graph, node.operands[0], results)
             if path and results[path[-1]] == "all-reduce":
-                results[node.name] = "reduce-scatter"
+                results[node.name], added[node.name] = "reduce-scatter", added[path[-1]]
         elif node.op in COMMUTATIVE:
             one, other = (_trace_result(graph, o, results) for o in node.operands)
             if one and other and results[one[-1]] == results[other[-1]]:
                 opcode = results[node.name] = results[one[-1]]
+                added[node.name] = [*added[one[-1]], *added[other[-1]]]
                 reason = f"XLA makes one {opcode} of it, %{one[-1]} and %{other[-1]}"
                 between = {n for n in (*one, *other) if n not in results}
                 reasons |= dict.fromkeys([*sorted(between), node.name], reason)
-    return reasons
+    return reasons, {name: added[name] for name in reasons if name in added}
 
 
 def _trace_result(graph: Graph, name: str, results: Collection[str]) -> list[str]:

@@ -31,6 +31,7 @@ from astitch.xla.order_transposes import order_transposes
 from astitch.xla.prepare_kernels import Code
 from astitch.xla.rivals import TimeAlone
 from astitch.xla.room_for_collectives import leave_room
+from astitch.xla.run_beside import run_beside
 from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
@@ -150,13 +151,13 @@ def stitch_module(
     if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, ())):
         return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     faults = FaultLog(strict or None)
-    faults.attempt(
-        lambda: tell_latencies(new, gpu),
-        lambda: None,
-        stage="tell_latencies",
-        subject=graph.name,
-        cost="XLA's scheduler uses its own times of products",
-    )
+    for name, passed, cost in (
+        ("tell_latencies", lambda: tell_latencies(new, gpu), "uses its own times of products"),
+        ("run_beside", lambda: run_beside(new, gpu), "runs kernels later than it could"),
+    ):
+        faults.attempt(
+            passed, lambda: None, stage=name, subject=graph.name, cost=f"XLA's scheduler {cost}"
+        )
     compilation = replace(compilation, faults=(*compilation.faults, *faults.found))
     return Stitching(compilation, graft(module, new), kernels)
 

@@ -3,17 +3,27 @@
 Kernels whose blocks wait for each other follow each other by tokens.  A token makes a kernel wait for the one before.
 Each collective that waits for the kernel then waits for both.  So a kernel comes behind those that more than its own
 collectives wait for.  Of two kernels that different collectives wait for, the first in the program stays first.
+
+A kernel that no collective waits for would come last, and memory would hold until then what it reads.  Where it makes
+little of much, it comes behind the first collective for which its operands are computed (run_beside.py).
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from astitch.graph.collectives import communicates, find_awaited
+from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
 from astitch.graph.ir import Graph
 from astitch.program.steps import KernelStep, Step, View
+
+LEAST_BYTES = 1 << 20
+"""The least that memory holds for a kernel alone."""
+
+READ_SHARE = 16
+"""How many times larger than its results is what memory holds for a kernel that makes little of much."""
 
 
 def order_steps(
@@ -33,7 +43,7 @@ def order_steps(
     writer = {view.buffer: number for number, step in enumerate(steps) for view in _written(step)}
     before = [{writer[v.buffer] for v in _read(step) if v.buffer in writer} for step in steps]
     masks = {
-        number: _join(awaited, members[step.kernel.name])
+        number: _join(awaited, members[step.kernel.name]) or _find_next(graph, awaited, step)
         for number, step in enumerate(steps)
         if isinstance(step, KernelStep) and step.kernel.name in meeting
     }
@@ -59,6 +69,23 @@ def _order_kernels(masks: Mapping[int, int]) -> list[int]:
         for number in kernels
     ]
     return [kernels[place] for place in _sort(before)]
+
+
+def _find_next(graph: Graph, awaited: Mapping[str, int], step: KernelStep) -> int:
+    """The collectives that wait for what a kernel reads, without the first; 0 unless it makes little of much."""
+    made = sum(view.type.bytes for view in _written(step))
+    names = (
+        view.buffer.partition("#")[0] for view in _read(step) if view.type.bytes >= LEAST_BYTES
+    )
+    read = [name for name in names if name in graph.nodes and not graph[name].is_parameter]
+    if not read or READ_SHARE * made > sum(view.type.bytes for view in _read(step)):
+        return 0
+    mask = functools.reduce(int.__and__, (awaited[name] for name in read))
+    awaiting = find_awaiting(graph)
+    groups = [n for n in range(mask.bit_length()) if mask >> n & 1]
+    order = {n: awaiting[group[0]].bit_count() for n, group in enumerate(find_combined(graph))}
+    first = min(groups, key=order.__getitem__, default=None)
+    return mask if first is None else mask & ~(1 << first)
 
 
 def _join(awaited: Mapping[str, int], names: Iterable[str]) -> int:

@@ -9,10 +9,10 @@ import pytest
 from astitch.device.gpu import preset
 from benchmarks.several_devices import compare_exchanges
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
-from tests.exchanges import Exchange, read_exchanges
+from tests.exchanges import Exchange, read_exchanges, sum_covered
 from tests.waits import Exchanged, Waits, compare_waits, read_waits
 
-PLAIN = [Exchange("all-reduce", 8, 1.0), Exchange("all-reduce", 4, 0.0)]
+PLAIN = [Exchange("all-reduce", 8, 1.0, 10.0), Exchange("all-reduce", 4, 0.0, 10.0)]
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,25 @@ PLAIN = [Exchange("all-reduce", 8, 1.0), Exchange("all-reduce", 4, 0.0)]
     ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_combined_is_told_from_lost(stitched, wanted):
-    assert compare_exchanges(PLAIN, [Exchange(*found, 0.0) for found in stitched]) == wanted
+    assert compare_exchanges(PLAIN, [Exchange(*found, 0.0, 10.0) for found in stitched]) == wanted
 
 
-def test_ops_have_one_price():
-    def wait(before: str, behind: str, beside: str) -> Exchanged:
-        ops = (frozenset(text.split()) for text in (before, behind, beside))
+def test_a_collective_is_covered_as_long_as_it_takes():
+    assert sum_covered([Exchange("all-reduce", 8, us, 10.0) for us in (4.0, 40.0)]) == 14.0
+
+
+@pytest.mark.parametrize(("hidden", "later"), [("", 2.0), ("b", 0.0)])
+def test_ops_have_one_price(hidden, later):
+    def wait(before: str, behind: str, beside: str, hidden: str = "") -> Exchanged:
+        ops = (frozenset(text.split()) for text in (before, behind, beside, hidden))
         return Exchanged("all-reduce", frozenset({"sum"}), *ops)
 
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
     plain = Waits((wait("a", "d", "b c"),), prices)
-    stitched = Waits((wait("a b", "d", "c"),), dict.fromkeys(prices, 100.0))
+    stitched = Waits((wait("a b", "d", "c", hidden),), dict.fromkeys(prices, 100.0))
     found = compare_waits(plain, stitched)
-    assert (found.beside, found.room, found.longer) == ((6.0, 4.0), (6.0, 4.0), 2.0)
+    assert (found.beside, found.room) == ((6.0, 4.0), (6.0, 4.0))
+    assert (found.longer, found.later) == (2.0, later)
 
 
 @needs_hook

@@ -152,3 +152,35 @@ def test_a_group_sends_no_more_than_xla_combines(large):
         [["a"], ["b"], ["c", "d"]] if large * 4 <= COMBINED_BYTES else [["b"], ["a", "c"], ["d"]]
     )
     assert sorted(groups) == sorted(wanted)
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_collectives_whose_results_xla_adds_up_are_combined_as_one(reads):
+    """One of them alone could go with the next; the sum waits for what both wait for."""
+    g = GraphBuilder()
+    x = g.parameter("f32[8]")
+    one = exchange(g, "all-reduce", x, "one", "kin")
+    between = exchange(g, "all-reduce", g.op("tanh", "f32[8]", x), "between", "kin")
+    behind = exchange(g, "all-reduce", g.op("negate", "f32[8]", between), "behind", "kin")
+    total = g.op("add", "f32[8]", one, behind)
+    also = [g.op("exp", "f32[8]", one)] if reads == 2 else []
+    graph = g.build(total, *also)
+    wanted = [["between"], ["one", "behind"]] if reads == 1 else [["one", "between"], ["behind"]]
+    assert find_combined(graph) == wanted
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_of_a_reduce_scatter_to_come_its_part_counts(scattered):
+    """A device has an eighth of each result: XLA combines eight times as many."""
+    g = GraphBuilder()
+    place, attrs = g.parameter("s32[]"), DynamicSliceAttrs((1 << 19,))
+    count = COMBINED_BYTES // (1 << 24)
+    made = []
+    for number in range(3 * count):
+        given = g.parameter(f"f32[{1 << 22}]")
+        received = exchange(g, "all-reduce", given, f"sum.{number}", "kin")
+        if scattered:
+            received = g.op("dynamic-slice", f"f32[{1 << 19}]", received, place, attrs=attrs)
+        made.append(received)
+    groups = find_combined(g.build(*made))
+    assert len(groups) == (1 if scattered else 3)

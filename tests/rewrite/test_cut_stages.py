@@ -1,4 +1,4 @@
-"""Stages that collectives cut, and the small results that stay with what they read."""
+"""Stages that collectives cut."""
 
 from __future__ import annotations
 
@@ -16,82 +16,33 @@ def send(g: GraphBuilder, value: str, name: str, kin: str = "") -> str:
     return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
 
 
-def cut(graph: Graph, *, bound: bool = False) -> dict[str, int]:
+def cut(graph: Graph) -> dict[str, int]:
     """The stages of a graph whose ops outside are its collectives: one stage before them, one behind."""
     outside = {node.name for node in graph if node.op == "opaque"}
-    return dict(cut_stages(graph, dict.fromkeys(graph.nodes, 0), outside, bound=bound))
-
-
-def start(*, also: bool = False, to: str = "f32[256]") -> tuple[GraphBuilder, str]:
-    """A value that is sent, and a sum that nobody waits for.  also: the sum reads another array."""
-    g = GraphBuilder()
-    x, y = g.parameter("f32[64,256]", "x"), g.parameter("f32[64,256]", "y")
-    sent = g.op("tanh", "f32[64,256]", x, name="sent")
-    send(g, sent, "received")
-    squared = g.op("multiply", "f32[64,256]", x, y if also else sent, name="squared")
-    total = g.reduce(squared, (0,) if to == "f32[256]" else (0, 1), "add", name="total")
-    return g, total
-
-
-@pytest.mark.parametrize("to", ["f32[256]", "f32[]"])
-def test_a_sum_of_what_is_sent_is_computed_with_it(to):
-    g, total = start(to=to)
-    stage = cut(g.build("received", total))
-    assert stage["total"] == stage["squared"] == stage["sent"]
-
-
-def test_a_sum_that_reads_more_is_apart():
-    g, total = start(also=True)
-    stage = cut(g.build("received", total))
-    assert stage["total"] == stage["squared"] > stage["sent"]
-
-
-@pytest.mark.parametrize("awaited", [False, True])
-def test_light_ops_are_repeated_only_for_what_no_collective_waits_for(awaited):
-    g = GraphBuilder()
-    x = g.parameter("f32[64,256]", "x")
-    light = g.op("negate", "f32[64,256]", x, name="light")
-    send(g, g.op("tanh", "f32[64,256]", x, name="sent"), "received")
-    total = g.reduce(light, (0,), "add", name="total")
-    send(g, light, "used")
-    graph = g.build("received", "used", send(g, total, "totals") if awaited else total)
-    stage = {name: int(name in ("sent", "total")) for name in graph.nodes}
-    found = cut_stages(graph, stage, {n.name for n in graph if n.op == "opaque"})
-    assert (found["total"] == found["sent"]) == (not awaited)
-
-
-def test_a_large_result_is_apart():
-    g, _ = start()
-    stage = cut(g.build("received", "squared"))
-    assert stage["squared"] > stage["sent"]
-
-
-@pytest.mark.parametrize("other_first", [False, True])
-def test_sums_that_share_an_op_leave_it_in_front_of_both(other_first):
-    """One sum fits what is sent once, the other only what is sent twice; both read the same op."""
-    g = GraphBuilder()
-    x, y = g.parameter("f32[64,256]", "x"), g.parameter("f32[64,256]", "y")
-    send(g, g.op("tanh", "f32[64,256]", x, name="once"), "received")
-    twice = g.op("add", "f32[64,256]", x, y, name="twice")
-    send(g, twice, "first")
-    send(g, twice, "second")
-    shared = g.op("negate", "f32[64,256]", x, name="shared")
-
-    def sum_one() -> str:
-        return g.reduce(shared, (0,), "add", name="one")
-
-    def sum_other() -> str:
-        return g.reduce(
-            g.op("add", "f32[64,256]", shared, y, name="with_y"), (0,), "add", name="other"
-        )
-
-    made = [sum_one, sum_other]
-    totals = [make() for make in (made[::-1] if other_first else made)]
-    graph = g.build("received", "first", "second", *totals)
-    stage = cut(graph)
+    stage = dict(cut_stages(graph, dict.fromkeys(graph.nodes, 0), outside))
     for node in graph:
         if node.op != "opaque":
             assert all(stage[o] <= stage[node.name] for o in node.operands), node.name
+    return stage
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("to", ["f32[256]", "f32[]"])
+@pytest.mark.parametrize("rows", [64, 32768])
+def test_a_sum_of_what_is_sent_is_apart(rows, to, awaited):
+    """A kernel with both would end later, by a wait between its blocks."""
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},256]", "x")
+    sent = g.op("tanh", f"f32[{rows},256]", x, name="sent")
+    received = send(g, sent, "received")
+    total = g.reduce(sent, (0,) if to == "f32[256]" else (0, 1), "add", name="total")
+    if awaited:
+        summed = g.op("tanh", f"f32[{rows},256]", received, name="later")
+        total = send(g, total, "totals")
+        stage = cut(g.build(total, summed))
+    else:
+        stage = cut(g.build(received, total))
+    assert stage["total"] > stage["sent"]
 
 
 def test_without_collectives_nothing_changes():
@@ -102,26 +53,20 @@ def test_without_collectives_nothing_changes():
     assert cut_stages(graph, stages, ()) is stages
 
 
-@pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize("rows", [64, 32768])
-def test_long_sums_run_beside_collectives_that_take_longest(rows, bound):
-    g = GraphBuilder()
-    x = g.parameter(f"f32[{rows},256]", "x")
-    sent = g.op("tanh", f"f32[{rows},256]", x, name="sent")
-    send(g, sent, "received")
-    total = g.reduce(sent, (0,), "add", name="total")
-    stage = cut(g.build("received", total), bound=bound)
-    assert (stage["total"] > stage["sent"]) == (bound and rows > 64)
-
-
 def update(
-    g: GraphBuilder, name: str, shape: str, behind: str | None, rate: str, old: str = ""
+    g: GraphBuilder,
+    name: str,
+    shape: str,
+    behind: str | None,
+    rate: str,
+    old: str = "",
+    kin: str = "",
 ) -> str:
     """A weight less its gradient, which devices exchange behind another collective's result."""
     gradient = g.parameter(shape, f"{name}_gradient")
     if behind is not None:
         gradient = g.op("add", shape, gradient, g.broadcast(behind, g.shape(gradient), ()))
-    received = send(g, gradient, f"{name}_received")
+    received = send(g, gradient, f"{name}_received", kin)
     scaled = g.op(
         "multiply", shape, received, g.broadcast(rate, g.shape(gradient), ()), name=f"{name}_scaled"
     )
@@ -136,15 +81,10 @@ def cut_updates(one: str, other: str, *, shared: bool = False) -> dict[str, int]
     first = update(g, "first", one, None, rate)
     total = send(g, g.reduce("first_received", tuple(range(one.count(",") + 1)), "add"), "total")
     second = update(g, "second", other, total, rate, "first_scaled" if shared else "")
-    graph = g.build(first, second)
-    stage = cut(graph)
-    for node in graph:
-        if node.op != "opaque":
-            assert all(stage[o] <= stage[node.name] for o in node.operands), node.name
-    return stage
+    return cut(g.build(first, second))
 
 
-LARGE, SMALL = "f32[1024,1024]", "f32[1024]"
+LONG, LARGE, SMALL = "f32[4096,1024]", "f32[1024,1024]", "f32[1024]"
 
 
 def test_long_updates_wait_for_their_own_collectives_only():
@@ -201,3 +141,65 @@ def test_a_count_that_is_a_result_waits_for_no_collective(communicates):
     staged = recompute(choose_stages(Left(graph)))
     first = min(staged.stage[u] for u in updates)
     assert (staged.stage["new"] < first) == communicates
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"), [(LONG, LONG, True), (LONG, SMALL, True), (LARGE, LARGE, False)]
+)
+def test_long_updates_have_kernels_of_their_own(one, other, apart):
+    """XLA puts as many beside a collective as fit."""
+    g = GraphBuilder()
+    rate = g.op("negate", "f32[]", g.parameter("f32[]", "rate"), name="rate_")
+    made = [
+        update(g, name, shape, None, rate, kin="kin")
+        for name, shape in (("one", one), ("other", other))
+    ]
+    stage = cut(g.build(*made))
+    assert (stage["one"] != stage["other"]) == apart
+    assert stage["one"] == stage["one_scaled"]
+
+
+def test_long_updates_follow_the_number_that_they_share():
+    """The sum of one gradient's squares scales both: the kernel that computes it comes first."""
+    g = GraphBuilder()
+    gradients = [send(g, g.parameter(LONG, f"g.{i}"), f"sent.{i}") for i in range(2)]
+    square = g.op("multiply", LONG, gradients[0], gradients[0], name="square")
+    size = g.reduce(square, (0, 1), "add", name="size")
+    updates = [
+        g.op("multiply", LONG, gradient, g.broadcast(size, (4096, 1024), ()), name=f"update.{i}")
+        for i, gradient in enumerate(gradients)
+    ]
+    stage = cut(g.build(*updates))
+    assert stage["size"] < stage["update.1"]
+
+
+def test_a_result_stays_where_what_it_is_computed_from_is():
+    """What is stored for a kernel of the last stage takes a kernel more, and saves nothing."""
+    g = GraphBuilder()
+    w, v = g.parameter("f32[256]", "w"), g.parameter("f32[256]", "v")
+    early = send(g, g.op("tanh", "f32[256]", v), "early")
+    moment = g.op("add", "f32[256]", early, v, name="moment")
+    scaled = g.op("sqrt", "f32[256]", moment, name="scaled")
+    new = g.op("subtract", "f32[256]", w, scaled, name="new")
+    late = send(
+        g, g.op("tanh", "f32[256]", send(g, g.op("negate", "f32[256]", v), "middle")), "late"
+    )
+    last = g.op("negate", "f32[256]", late, name="last")
+    staged = choose_stages(Left(g.build(moment, new, last)))
+    assert staged.stage["new"] == staged.stage["moment"] < staged.stage["last"]
+
+
+@pytest.mark.parametrize("kin", ["", "f32"])
+def test_what_reads_combined_collectives_has_one_stage(kin):
+    """They end at once, however many products are in front of each."""
+    g = GraphBuilder()
+    x = g.parameter("f32[512,512]", "x")
+    sums = []
+    for number in range(2):
+        x = g.dot(x, x, (1,), (0,), name=f"product.{number}")
+        received = send(g, x, f"sent.{number}", kin)
+        square = g.op("multiply", "f32[512,512]", received, received, name=f"square.{number}")
+        sums.append(g.reduce(square, (0, 1), "add", name=f"size.{number}"))
+    total = send(g, g.op("add", "f32[]", *sums), "total")
+    staged = choose_stages(Left(g.build(total)))
+    assert (staged.stage["square.0"] == staged.stage["square.1"]) == bool(kin)

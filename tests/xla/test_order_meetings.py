@@ -9,10 +9,11 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.graph.collectives import find_awaited
 from astitch.hlo_import import import_from_compiler, serialize_module
-from astitch.program.steps import FallbackStep
+from astitch.program.steps import FallbackStep, KernelStep
 from astitch.xla.hook import read_module
-from astitch.xla.order_meetings import _order_kernels, _sort
+from astitch.xla.order_meetings import _find_next, _order_kernels, _sort
 
 
 def test_a_kernel_that_no_collective_waits_for_comes_last():
@@ -57,3 +58,21 @@ def test_what_is_left_to_xla_beside_a_collective_is_not_one_step():
     left = [step for step in steps if isinstance(step, FallbackStep)]
     assert [[op.name for op in step.ops] for step in left] == [["one"], ["other"]]
     assert all(len(step.operands) == 1 for step in left)
+
+
+def test_a_sum_that_no_collective_waits_for_comes_behind_the_next_one():
+    """Last of all, it would keep in memory what it reads."""
+    text = TWO_SUMS.replace("all-reduce(b)", "all-reduce(c)")
+    text = text.replace("  other =", "  c = f32[512,512] add(one, b)\n  other =")
+    total = (
+        "zero = f32[] constant(0)\n  total = f32[] reduce(a, zero), dimensions={0,1}, to_apply=add"
+    )
+    result = "ROOT result = (f32[512,512], f32[]) tuple(other, total)"
+    text = f"{text[: text.index('ROOT result')]}{total}\n  {result}\n}}"
+    graph = import_from_compiler(read_module(serialize_module(text)), {})
+    made = compile_graph(graph, preset("h100"))
+    graph = made.scopes.graph
+    awaited = find_awaited(graph)
+    steps = {s.kernel.name: s for s in made.program.steps if isinstance(s, KernelStep)}
+    (total,) = (p.kernel.name for p in made.plans if "total" in p.scope.members)
+    assert _find_next(graph, awaited, steps[total]) == awaited["one"] != 0

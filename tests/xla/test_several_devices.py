@@ -15,8 +15,9 @@ from astitch.hlo_import import import_from_compiler
 from astitch.xla.hook import read_module
 from astitch.xla.write_module import TARGET
 from tests.ahead_of_time import GPU, Seen, compile_ahead, devices, hooked, needs_hook
-from tests.exchanges import count_exchanges, read_exchanges, sum_hidden
+from tests.exchanges import count_exchanges, read_exchanges, sum_covered
 from tests.simulated_devices import run_on_devices, stitch_for_emulation
+from tests.waits import Comparison, compare_waits, read_waits
 
 pytestmark = needs_hook
 
@@ -74,12 +75,15 @@ def arguments(count: int, sharding: str) -> tuple[Any, Any, Any]:
     return parameters, parameters, x
 
 
-def compile_both(count: int, sharding: str) -> tuple[Any, Any, Seen]:
+def compile_both(count: int, sharding: str) -> tuple[Any, Any, Seen, Comparison]:
     given = arguments(count, sharding)
-    plain = compile_ahead(step, *given, donate_argnums=(0, 1))
-    with hooked() as seen:
+    with hooked(stitches=False, labels=True) as seen:
+        plain = compile_ahead(step, *given, donate_argnums=(0, 1))
+    with hooked(labels=True) as seen:
         stitched = compile_ahead(step, *given, donate_argnums=(0, 1))
-    return plain, stitched, seen
+    module = max(seen.modules, key=len)
+    waits = [read_waits(compiled, module, preset(GPU)) for compiled in (plain, stitched)]
+    return plain, stitched, seen, compare_waits(*waits)
 
 
 Waits = tuple[tuple[str, ...], tuple[int, ...], int, int, int, int]
@@ -89,18 +93,24 @@ def list_waits(data: bytes) -> Counter[Waits]:
     """Of a module: what each collective waits for, and what waits for it.  Those that XLA combines count as one.
 
     These are the types of its results, the parameters, products and collectives before it, and the products and
-    collectives behind it.
+    collectives behind it.  Neither control dependencies count nor tokens: they are on what runs beside another
+    collective (run_beside.py, order_meetings.py), and `Comparison.later` has them.
     """
-    graph = import_from_compiler(read_module(data))
+    module = read_module(data)
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            del instruction.control_predecessor_ids[:]
+    graph = import_from_compiler(module)
     counted = {n.name for n in graph if n.is_parameter or n.op == "dot" or communicates(n)}
+    tokens = {n.name for n in graph if str(n.type) == "u32[1]"}
     before: dict[str, frozenset[str]] = {}
     for node in graph:
         own = {node.name} & counted
-        before[node.name] = own.union(*(before[o] for o in node.operands))
+        before[node.name] = own.union(*(before[o] for o in node.operands if o not in tokens))
     behind: dict[str, frozenset[str]] = {}
     for node in reversed(list(graph)):
-        own = {node.name} & counted
-        behind[node.name] = own.union(*(behind[u] for u in graph.users[node.name]))
+        own, users = {node.name} & counted, graph.users[node.name]
+        behind[node.name] = own.union(*(behind[u] for u in users if node.name not in tokens))
     waits: Counter[Waits] = Counter()
     for group in find_combined(graph):
         found = frozenset[str]().union(*(before[name] for name in group)).difference(group)
@@ -119,16 +129,20 @@ def list_waits(data: bytes) -> Counter[Waits]:
 CASES = [(1, "data"), *((n, how) for n in (2, 4) for how in ("data", "tensor", "fsdp"))]
 
 
-MOST_MEMORY = {(1, "data"): 1.06, (2, "fsdp"): 1.04}
+MOST_MEMORY = {(1, "data"): 1.06, (2, "tensor"): 1.03}
 """Planned memory as a share of the plain program's, where it is above 1.02.
 
 XLA leaves gaps between the arrays of programs that are this small (docs/decisions/0030-communication.md).
 """
 
 
+MOST_LATER_US = 1.0
+"""Ops for which a collective waits with kernels only, less than a launch takes: views that a kernel writes as well."""
+
+
 @pytest.mark.parametrize(("count", "sharding"), CASES)
 def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
-    plain, stitched, seen = compile_both(count, sharding)
+    plain, stitched, seen, waits = compile_both(count, sharding)
     assert stitched.as_text().count(f'custom_call_target="{TARGET}"') > LAYERS
     assert count_exchanges(stitched) == count_exchanges(plain)
     before, after = plain.memory_analysis(), stitched.memory_analysis()
@@ -139,17 +153,11 @@ def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
     graph = import_from_compiler(read_module(stitching.module))
     calls = [n.attrs for n in graph if isinstance(n.attrs, CustomCallAttrs)]
     assert all((attrs.latency_ns > 0) == (count > 1) for attrs in calls if attrs.target == TARGET)
-    hidden = sum_hidden(read_exchanges(stitched, preset(GPU)))
-    least = LEAST_HIDDEN.get(sharding, 1) * sum_hidden(read_exchanges(plain, preset(GPU)))
-    assert hidden >= least
-
-
-LEAST_HIDDEN = {"tensor": 0.85}
-"""Projected work beside collectives as a share of the plain program's, where it is below 1.
-
-With tensor sharding XLA has copies of slices there, which kernels do not make, and sums for gain and bias, which a
-kernel computes along with what is sent.
-"""
+    assert waits.later <= MOST_LATER_US, waits
+    found = [read_exchanges(compiled, preset(GPU)) for compiled in (plain, stitched)]
+    # A kernel takes less time for the same ops.
+    beside = [tuple(map(sum_covered, found)), waits.beside]
+    assert any(one <= other for one, other in beside), (waits, found)
 
 
 def sum_planned(memory: Any) -> int:

@@ -1,0 +1,170 @@
+"""An HloModuleProto -> which of its kernels run beside the next collective, by control dependencies.
+
+XLA's scheduler goes from the end of a program to its start, and puts what no collective waits for as late as it can.
+Memory holds until then what such a kernel reads.  A kernel that makes little of much, as the sums for gain and bias do,
+therefore runs beside the first collective that starts without it and takes as long: the next kernel that waits for the
+collective follows it.  So the collective starts no later, and what is behind it begins no later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import networkx as nx
+
+from astitch.device.gpu import Gpu
+from astitch.graph.collectives import COLLECTIVES
+from astitch.graph.ops.other import LATENCY
+from astitch.hlo.schema import ELEMENT_TYPES, decode
+from astitch.hlo.shapes import read_type, shape_leaves
+from astitch.xla.order_meetings import LEAST_BYTES, READ_SHARE
+from astitch.xla.write_module import TARGET
+
+LEAST_US = 10.0
+"""What a collective of few bytes takes between GPUs of one host."""
+
+U32 = next(number for number, name in ELEMENT_TYPES.items() if name == "u32")
+
+SOURCES, VIEWS = (b"parameter", b"constant"), (b"bitcast", b"reshape")
+PARTS = (b"get-tuple-element", b"tuple")
+
+
+def run_beside(module: Any, gpu: Gpu) -> None:
+    """Adds control dependencies to the entry of a module, and puts its instructions in an order that keeps them.
+
+    module: an HloModuleProto whose kernels tell their times.  Nothing changes where nothing communicates.
+    """
+    entry = next(c for c in module.computations if c.id == module.entry_computation_id)
+    pairs = _Search(entry.instructions, gpu).find_pairs()
+    if not pairs:
+        return
+    instructions = {i.id: i for i in entry.instructions}
+    for one, other in pairs:
+        instructions[other].control_predecessor_ids.append(one)
+    place = {i.id: number for number, i in enumerate(entry.instructions)}
+    waits = nx.DiGraph()
+    waits.add_nodes_from(place.values())
+    for i in entry.instructions:
+        waits.add_edges_from((place[other], place[i.id]) for other in _list_before(i))
+    order = list(nx.lexicographical_topological_sort(waits))
+    copies = [type(i).FromString(i.SerializeToString()) for i in entry.instructions]
+    del entry.instructions[:]
+    entry.instructions.extend(copies[number] for number in order)
+
+
+class _Search:
+    """Finds kernels to run beside collectives.
+
+    before: for each instruction those that it waits for, an int with a bit for each.  awaited: those of whose results
+    a collective waits for one; by the tokens that order kernels it may wait for others too.  computed: the bits of all
+    that takes time.  left_us: of each collective the time in which nothing runs beside it by this search.
+    """
+
+    def __init__(self, instructions: Sequence[Any], gpu: Gpu) -> None:
+        self.instructions = instructions
+        self.by_id = {i.id: i for i in instructions}
+        self.place = {i.id: number for number, i in enumerate(instructions)}
+        self.users: dict[int, list[int]] = {i.id: [] for i in instructions}
+        self.before: dict[int, int] = {}
+        for i in instructions:
+            mask = 0
+            for other in _list_before(i):
+                if not _is_token(self.by_id[other]):
+                    self.users[other].append(i.id)
+                mask |= self.before[other] | (1 << self.place[other])
+            self.before[i.id] = mask
+        self.left_us = {
+            i.id: _project_sent(i, self.by_id, gpu)
+            for i in instructions
+            if decode(i.opcode) in COLLECTIVES
+        }
+        computed = (i for i in instructions if i.opcode not in (*SOURCES, *VIEWS, *PARTS))
+        self.computed = sum(1 << self.place[i.id] for i in computed)
+        self.awaited: set[int] = set()
+        for i in reversed(instructions):
+            if any(u in self.left_us or u in self.awaited for u in self.users[i.id]):
+                self.awaited.add(i.id)
+
+    def find_pairs(self) -> list[tuple[int, int]]:
+        """Kernels, each with one that follows it."""
+        found: list[tuple[int, int]] = []
+        for i in self.instructions if self.left_us else ():
+            if _is_kernel(i) and i.id not in self.awaited and self.keeps_much(i):
+                found += ((i.id, reader) for reader in self.find_reader(i))
+        return found
+
+    def keeps_much(self, kernel: Any) -> bool:
+        """Does memory hold much for a kernel alone, of which it makes little?"""
+        kept = 0
+        for number in dict.fromkeys(map(self.find_base, kernel.operand_ids)):
+            base = self.by_id[number]
+            if base.opcode not in SOURCES and all(
+                reader == kernel.id or reader in self.awaited
+                for reader in self.list_readers(number)
+            ):
+                kept += _count_bytes(base)
+        return kept >= max(LEAST_BYTES, READ_SHARE * _count_bytes(kernel))
+
+    def find_base(self, number: int) -> int:
+        """The value of which another is a view."""
+        while self.by_id[number].opcode in VIEWS:
+            number = self.by_id[number].operand_ids[0]
+        return number
+
+    def list_readers(self, number: int) -> list[int]:
+        found: list[int] = []
+        pending = [number]
+        while pending:
+            for user in self.users[pending.pop()]:
+                (pending if self.by_id[user].opcode in VIEWS else found).append(user)
+        return found
+
+    def find_reader(self, kernel: Any) -> list[int]:
+        """The first kernel behind the first collective that takes as long as one, and starts when all is there that the
+        latter reads; else nothing."""
+        us, read = _read_us(kernel), self.before[kernel.id]
+        for sent, left in self.left_us.items():
+            bit = 1 << self.place[sent]
+            if us > left or read & bit or read & ~self.before[sent] & self.computed:
+                continue
+            for i in self.instructions[self.place[sent] :]:
+                if _is_kernel(i) and self.before[i.id] & bit and i.id in self.awaited:
+                    self.left_us[sent] -= us
+                    return [i.id]
+        return []
+
+
+def _list_before(instruction: Any) -> list[int]:
+    return [*instruction.operand_ids, *instruction.control_predecessor_ids]
+
+
+def _is_kernel(instruction: Any) -> bool:
+    is_call = instruction.opcode == b"custom-call"
+    return bool(is_call and decode(instruction.custom_call_target) == TARGET)
+
+
+def _is_token(instruction: Any) -> bool:
+    """Is a value what orders kernels (write_module.py)?"""
+    shape = instruction.shape
+    is_part = instruction.opcode == b"get-tuple-element"
+    return bool(is_part and (shape.element_type, [*shape.dimensions]) == (U32, [1]))
+
+
+def _read_us(kernel: Any) -> float:
+    """The time that a kernel tells; without one it runs beside nothing."""
+    told = (e.value for e in kernel.frontend_attributes.map if e.key == LATENCY)
+    return next((int(value) / 1e3 for value in told), float("inf"))
+
+
+def _project_sent(collective: Any, by_id: Any, gpu: Gpu) -> float:
+    """The least us of a collective.  An all-reduce sends parts of sums, and then the sums."""
+    given = sum(_count_bytes(by_id[o]) for o in collective.operand_ids)
+    is_sum = collective.opcode == b"all-reduce"
+    sent = 2 * given if is_sum else max(given, _count_bytes(collective))
+    return LEAST_US + sent / gpu.link_gbs / 1e3
+
+
+def _count_bytes(instruction: Any) -> int:
+    leaves = shape_leaves(instruction.shape)
+    return sum(getattr(read_type(leaf, "a kernel"), "bytes", 0) for leaf, _ in leaves)
