@@ -135,17 +135,22 @@ def count_stage(
 def _count_earliest(
     graph: Graph, outside: Collection[str], products: Mapping[str, str]
 ) -> dict[str, int]:
-    """The stage of each op, counted from the start; one for collectives that XLA combines: all end at once."""
+    """The stage of each op, counted from the start.
+
+    Collectives that XLA combines end at once: what reads one of them has the stage that the last of them allows.  What
+    they read does not wait for that.
+    """
     groups = [group for group in find_combined(graph) if len(group) > 1]
     least: dict[str, int] = {}
     while True:
         stage: dict[str, int] = {}
+        counted: dict[str, int] = {}
         for node in graph:
-            counted = count_stage(node, stage, outside, products)
-            stage[node.name] = max(counted, least.get(node.name, 0))
+            counted[node.name] = count_stage(node, stage, outside, products)
+            stage[node.name] = max(counted[node.name], least.get(node.name, 0))
         ends = {name: max(stage[n] for n in group) for group in groups for name in group}
         if ends == least or not groups:
-            return stage
+            return counted
         least = ends
 
 

@@ -191,7 +191,7 @@ def test_a_result_stays_where_what_it_is_computed_from_is():
 
 @pytest.mark.parametrize("kin", ["", "f32"])
 def test_what_reads_combined_collectives_has_one_stage(kin):
-    """They end at once, however many products are in front of each."""
+    """They end at once, however many products are in front of each.  What is sent first is ready first."""
     g = GraphBuilder()
     x = g.parameter("f32[512,512]", "x")
     sums = []
@@ -203,3 +203,4 @@ def test_what_reads_combined_collectives_has_one_stage(kin):
     total = send(g, g.op("add", "f32[]", *sums), "total")
     staged = choose_stages(Left(g.build(total)))
     assert (staged.stage["square.0"] == staged.stage["square.1"]) == bool(kin)
+    assert staged.stage["sent.0"] < staged.stage["sent.1"]
