@@ -7,7 +7,7 @@ XLA compiles, and interpret.py computes it in NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -125,6 +125,7 @@ class TileProgram:
     """grid: blocks along each axis.  reads: so many parameters are operands; the others are results.
 
     warps, stages: of a block; how many turns of a loop are loaded ahead.
+    Raises IllegalProduct where no statement writes one of the results: it would be what memory holds.
     """
 
     name: str
@@ -134,6 +135,20 @@ class TileProgram:
     grid: tuple[int, int, int]
     warps: int
     stages: int
+
+    def __post_init__(self) -> None:
+        results = range(self.reads, len(self.parameters))
+        if missing := set(results).difference(_list_stored(self.body)):
+            raise IllegalProduct(f"{self.name} does not write its results {sorted(missing)}")
+
+
+def _list_stored(body: Iterable[Statement]) -> Iterator[int]:
+    """The parameters that statements write."""
+    for statement in body:
+        if isinstance(statement, Store):
+            yield statement.parameter
+        elif isinstance(statement, Loop):
+            yield from _list_stored(statement.body)
 
 
 Number: TypeAlias = "Tile | float | int"

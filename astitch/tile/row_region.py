@@ -110,7 +110,12 @@ class _Writer:
         self.cuts = find_cuts(self.body, self.attrs.rows)
         outputs = self.body.outputs
         first_sum = len(outputs) - self.attrs.sums
-        self.stored, self.summed = outputs[:first_sum], outputs[first_sum:]
+        # Equal results are one value of the body, and several arrays.
+        self.places: dict[str, list[int]] = {}
+        for number, name in enumerate(outputs, start=len(self.body.parameters)):
+            self.places.setdefault(name, []).append(number)
+        self.stored = tuple(dict.fromkeys(outputs[:first_sum]))
+        self.summed = tuple(dict.fromkeys(outputs[first_sum:]))
         self.parameter_of = {name: n for n, name in enumerate(self.body.parameters)}
         self.is_ragged = self.attrs.rows % self.tiling.rows != 0
 
@@ -143,7 +148,6 @@ class _Writer:
     def _write_tile(self, tile: Tile, *totals: Tile) -> list[Tile]:
         """One tile of rows; the sums with its rows in them."""
         block = _Tile(self, tile)
-        numbers = {name: n for n, name in enumerate(self.stored, start=len(self.body.parameters))}
         sums, rest = dict[str, list[Tile]](), list(totals)
         for name in self.summed:
             count = len(self._zero_sums(self.body[name]))
@@ -153,8 +157,9 @@ class _Writer:
                 sums[node.name] = block.add_up(node, sums[node.name])
             else:
                 block.compute(node)
-            if node.name in numbers:
-                block.store(numbers[node.name], node)
+            if node.name in self.stored:
+                for number in self.places[node.name]:
+                    block.store(number, node)
         return [total for found in sums.values() for total in found]
 
     def list_pieces(self, name: str) -> list[tuple[int, int]]:
@@ -184,28 +189,28 @@ class _Writer:
 
     def _store_sums(self, block: Tile, totals: Sequence[Tile]) -> None:
         b, rest = self.b, list(totals)
-        first = len(self.body.parameters) + len(self.stored)
-        for number, name in enumerate(self.summed, start=first):
+        for name in self.summed:
             node = self.body[name]
             start = block * node.array.size
             match self._sum_pieces(node):
                 case []:
-                    b.store(number, start, rest.pop(0))
+                    self._store_sum(name, start, rest.pop(0), None)
                 case [columns]:
                     for s, e in columns:
                         place = b.range(widen(e - s))
                         mask = _mask(place, e - s)
-                        b.store(number, start + (place + s), rest.pop(0), mask)
+                        self._store_sum(name, start + (place + s), rest.pop(0), mask)
                 case [rows, columns]:
                     for r, f in rows:
                         for s, e in columns:
                             row, place = b.range(widen(f - r)), b.range(widen(e - s))
-                            masks = [
-                                _mask(row, f - r),
-                                _mask(place, e - s),
-                            ]
+                            mask = _cross(_mask(row, f - r), _mask(place, e - s))
                             offsets = start + (row + r).column() * node.shape[1] + (place + s).row()
-                            b.store(number, offsets, rest.pop(0), _cross(*masks))
+                            self._store_sum(name, offsets, rest.pop(0), mask)
+
+    def _store_sum(self, name: str, offsets: Tile, total: Tile, mask: Tile | None) -> None:
+        for number in self.places[name]:
+            self.b.store(number, offsets, total, mask)
 
 
 def _mask(place: Tile, columns: int) -> Tile | None:

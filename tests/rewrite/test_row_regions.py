@@ -60,7 +60,7 @@ def network(x: Any, ps: Layers, act: Callable[[Any], Any]) -> Any:
 
 def rewrite(fn: Callable[..., Any], *arguments: Any) -> tuple[Graph, Graph]:
     graph = simplify(check_graph(import_hlo(lower(fn, *arguments))))
-    return graph, check_graph(form_row_regions(graph, H100))
+    return graph, simplify(check_graph(form_row_regions(graph, H100)))
 
 
 def regions(graph: Graph) -> list[Node]:
@@ -359,6 +359,24 @@ def test_what_follows_from_stored_arrays_is_not_stored() -> None:
     forward = regions(changed)[0].regions[0]
     matrices = [forward[o] for o in forward.outputs if forward[o].shape == (ROWS, 32)]
     assert [node.op for node in matrices] == ["tanh", "tanh"]
+
+
+def test_equal_results_are_all_written() -> None:
+    """A value and what it is reshaped to, or two spellings of it: one value of the region, and several results."""
+    x = normal(2, ROWS // 2, 32)
+    (w1, _), (w2, _) = layers(32, 32, 32)
+
+    def views(x: Any, w1: Any, w2: Any) -> Any:
+        y = jnp.tanh(x @ w1)
+        return y @ w2, jnp.cumsum(y, 1), jnp.sort(y.reshape(ROWS, 32), 0)
+
+    def sums(x: Any, w1: Any, w2: Any) -> Any:
+        y = jnp.tanh(x @ w1)
+        total = y.sum((0, 1))
+        return (y @ w2) * 2, total, jnp.cumsum(y.reshape(ROWS, 32).sum(0)), jnp.cumsum(total * 2)
+
+    for fn in (views, sums):
+        check(fn, x, w1, w2)
 
 
 def test_what_follows_from_results_is_left_to_a_reader_outside() -> None:
