@@ -285,11 +285,18 @@ class _Projector:
         # What passes through the L2 until a task reads something again: all that resident tasks read.
         tile = sum({a.array: a.task_bytes for a in mine if not a.write}.values()) * self.resident
         touched: dict[tuple[str, bool], list[Access]] = {}
+        loads: dict[
+            tuple[str, int, float], float
+        ] = {}  # of parts of the same lines, as points' coordinates are: once
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
                 sectors = min(sectors, access.range_bytes * gpu.sms)
-            l2 += sectors * sector_price(access)
+            sectors *= sector_price(access)
+            if not access.write:
+                line = access.array, int(access.start // LINE_BYTES), access.sector_bytes
+                sectors, loads[line] = max(sectors - loads.get(line, 0.0), 0.0), sectors
+            l2 += sectors
             key = (access.array, access.write)
             before = touched.setdefault(key, [])
             new = distinct_bytes([*before, access]) - distinct_bytes(before)

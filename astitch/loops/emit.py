@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from astitch.emit_cuda import list_headers
 from astitch.graph.ir import Literal
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment
@@ -76,7 +77,7 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
     barrier_words = k.FIRST_TAGGED_WORD + 2 * words if words else 0
     bounds = f"{plan.block}, {plan.blocks_per_sm}"
     head = [
-        '#include "astitch.cuh"',
+        *list_headers(lines),
         '#include "loops.cuh"',
         "",
         f"// {comment(str(plan))}",

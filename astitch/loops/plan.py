@@ -32,7 +32,7 @@ from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
 from astitch.loops.row_dimensions import NotSpelled
-from astitch.loops.schedule import NoPlan, Scheduler, Steps
+from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, spell_out
 from astitch.loops.unroll import unroll_inner
 from astitch.rewrite.barriers import open_barriers
@@ -40,8 +40,12 @@ from astitch.rewrite.barriers import open_barriers
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """The types of a product's operands; its sums are f32."""
 
-HELD = FLOATS | {DType.PRED, DType.S32, DType.U32, DType.S64, DType.U64}
+INTEGERS = frozenset(t for t in DType if t.is_integer and t.bits >= 8)
+HELD = FLOATS | INTEGERS | {DType.PRED, DType.F64, DType.C64, DType.C128}
 """The types of values that a thread can hold."""
+
+TOLD = FLOATS | {DType.PRED, DType.S32, DType.U32, DType.S64, DType.U64}
+"""Those that threads can tell each other."""
 
 LEAST_TRIPS = 4
 
@@ -380,6 +384,8 @@ def _check_types(loop: Loop, axes: Axes) -> None:
             raise NoPlan(f"%{name} is {type_}")
         if type_.size >= 2**31:
             raise NoPlan(f"%{name} has {type_.size} elements")
+        if type_.dtype not in TOLD and (OPS[body[name].op].is_reduce or is_shift(axes, body[name])):
+            raise NoPlan(f"%{name} is {type_}, which threads do not tell each other")
     for product in axes.products.values():
         for name in (product.name, product.left, product.matrix):
             if body[name].dtype not in FLOATS:

@@ -15,7 +15,6 @@ import networkx as nx
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph
-from astitch.kernel.in_place import LEAST_BYTES_AGAIN
 from astitch.search.fusion_explorer import make_parts, replace_scope
 from astitch.search.patterns import (
     FusionGraph,
@@ -32,6 +31,7 @@ from astitch.search.peak_memory import (
     MemorySteps,
     MemoryUse,
     estimate_plain_peak,
+    find_apart,
     list_steps,
     schedule,
 )
@@ -149,7 +149,8 @@ class _Search:
             if step.name in groups:
                 fusion = self.pieces[step.name]
                 for group in groups[step.name]:
-                    found.append(_make_step(fusion, step.name, group, sizes))
+                    graph = self.scopes.graph
+                    found.append(_make_step(graph, fusion, step.name, group, sizes))
             else:
                 found.append(step)
         return replace(self.steps, steps=tuple(found), sizes=sizes)
@@ -186,20 +187,17 @@ def _join_all(fusion: FusionGraph, vertices: Sequence[int]) -> Pattern:
 
 
 def _make_step(
-    fusion: FusionGraph, scope: str, group: Sequence[int], sizes: dict[str, int]
+    graph: Graph, fusion: FusionGraph, scope: str, group: Sequence[int], sizes: dict[str, int]
 ) -> MemoryStep:
     """The step of some pieces.  sizes: gets the bytes of what pieces hand on to others."""
     inside = to_bits(group)
     reads: set[str] = set()
-    small: set[str] = set()
     writes: list[str] = []
     for vertex in group:
         for number in fusion.reads[vertex]:
             value = fusion.values[number]
             if value.producer < 0 or not inside >> value.producer & 1:
                 reads.add(value.buffer)
-                if value.bytes < LEAST_BYTES_AGAIN:
-                    small.add(value.buffer)
         for number in fusion.makes[vertex]:
             value = fusion.values[number]
             if value.escapes or value.readers & ~inside:
@@ -207,7 +205,9 @@ def _make_step(
                 if not value.escapes:
                     sizes.setdefault(value.buffer, value.bytes)
     name = _step_name(scope, *group)
-    return MemoryStep(name, frozenset(reads), tuple(writes), apart=frozenset(small))
+    members = [member for vertex in group for member in fusion.members[vertex]]
+    apart = find_apart(graph, members, reads, writes)
+    return MemoryStep(name, frozenset(reads), tuple(writes), apart=apart)
 
 
 def _refuse(parts: Scopes) -> tuple[Refusal, ...]:

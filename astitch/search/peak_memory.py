@@ -117,8 +117,36 @@ def _make_kernel_step(graph: Graph, scope: Scope, scratch: int) -> MemoryStep:
     reads = _stored(graph, scope.inputs)
     writes = tuple(dict.fromkeys(storage_name(graph, o) for o in scope.outputs))
     writes = tuple(w for w in writes if w not in reads)
-    small = (b for b in reads if _bytes_of(graph, b) < LEAST_BYTES_AGAIN)
-    return MemoryStep(scope.name, reads, writes, scratch, frozenset(small))
+    return MemoryStep(
+        scope.name, reads, writes, scratch, find_apart(graph, scope.members, reads, writes)
+    )
+
+
+def find_apart(
+    graph: Graph, members: Collection[str], reads: Collection[str], writes: Iterable[str]
+) -> frozenset[str]:
+    """The buffers that a kernel of ours reads and none of its results takes over: small ones, and those of which it
+    computes no result element by element."""
+    inside = set(members)
+    pending = [buffer.partition("#")[0] for buffer in writes]
+    seen = set(pending)
+    over: set[str] = set()
+    while pending:
+        node = graph[pending.pop()]
+        row = OPS[node.op]
+        if node.name not in inside:
+            over.add(storage_name(graph, node.name))
+            continue
+        if row.writes_into:
+            operands = node.operands[:1]
+        elif row.kind is Kind.ELEMENTWISE or row.is_view:
+            size = node.array.size
+            operands = tuple(o for o in node.operands if array_of(graph[o]).size == size)
+        else:
+            continue
+        pending += (o for o in operands if o not in seen)
+        seen.update(operands)
+    return frozenset(b for b in reads if b not in over or _bytes_of(graph, b) < LEAST_BYTES_AGAIN)
 
 
 def list_plain_steps(

@@ -281,7 +281,7 @@ def _schedules_for(arrangement: Arrangement, gpu: Gpu) -> tuple[Schedule, ...]:
     rows = any(m.outer and not m.row for m in mappings)
     if rows:
         found += [Schedule(block=b, max_steps=s) for s in (4, 16) for b in (256, 512, 128)]
-        found += [Schedule(block=b, access_bytes=8) for b in (256, 512)]
+        found += [Schedule(block=b, access_bytes=n) for n in (8, 4) for b in (256, 512)]
     if any(p.phase for p in arrangement.placements.values()):
         found += [Schedule(block=b, keep=Keep.SHARED) for b in (256, 512, 1024)]
         found += [Schedule(block=b, keep=Keep.NOTHING) for b in (256, 512)]

@@ -155,6 +155,23 @@ def test_narrow_accesses_cost_little_as_long_as_enough_are_under_way():
     assert max(times) / min(times) < 1.1
 
 
+def distances(x, y):
+    return sum((x[:, None, c] - y[None, :, c]) ** 2 for c in range(3)).max(1)
+
+
+def test_coordinates_of_points_are_read_together():
+    """The loads of a point's coordinates touch the same lines, so the L2 is asked for them once; and lanes side by side
+    read more of a line."""
+    points = [((1024, 3), F32), ((8192, 3), F32)]
+    apart = [((1024, 3), F32), ((3, 8192), F32)]
+    narrow, wide = (us(distances, *points, schedule=Schedule(access_bytes=b)) for b in (4, 16))
+    assert narrow < 0.7 * wide
+    rows = us(lambda x, y: distances(x, y.T), *apart, schedule=Schedule(access_bytes=4))
+    assert narrow < 2.5 * rows
+    best = plan(distances, *points)
+    assert plan_scope(best.arrangement.graph, best.scope, H100).schedule.access_bytes == 4
+
+
 # ---- the compiler's word ----------------------------------------------------------------------------------------
 
 

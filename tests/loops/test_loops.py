@@ -483,6 +483,33 @@ def integrated(u: Any, q: Any) -> Any:
     return lax.scan(turn, (q, jnp.zeros_like(q)), u)
 
 
+def escape(c: Any, z: Any) -> Any:
+    """Mandelbrot's iteration, with a count of each number."""
+
+    def turn(state: Any, _: Any) -> Any:
+        z, count = state
+        inside = abs(z) < 2
+        return (jnp.where(inside, z * z + c, z), count + inside.astype(count.dtype)), z.real
+
+    return lax.scan(turn, (z, jnp.zeros(c.shape, jnp.int8)), None, length=7)
+
+
+def escape_arguments(*shape: int, dtype: Any = np.complex64) -> Any:
+    c = (normal(*shape) + 1j * normal(*shape)).astype(dtype)
+    return c, np.zeros(shape, dtype)
+
+
+def registers(x: Any) -> Any:
+    """Linear-feedback shift registers."""
+    tap = jnp.asarray(0b1011, x.dtype)
+    return lax.fori_loop(0, 9, lambda i, x: (x >> 1) ^ jnp.where(x & 1, tap, 0), x)
+
+
+def shares(x: Any) -> Any:
+    """Sums of few columns, which threads tell each other if they are f32, and compute row by row if not."""
+    return lax.fori_loop(0, 9, lambda i, x: jnp.sqrt(x / x.sum(1, keepdims=True)) + i, x)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lstm": (lstm, lstm_arguments(16)),
     "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
@@ -528,6 +555,10 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "normed": (normed, (normal(6, 3, 12), normal(3, 12) + 9)),
     "parted": (parted, (normal(6, 3, 12), normal(3, 12))),
     "unread_elements": (unread_elements, (normal(5, 2, 3, 5), normal(2, 3, 5))),
+    "escape": (escape, escape_arguments(3, 70)),
+    "escape_rows": (escape, escape_arguments(5)),
+    "registers_u8": (registers, (np.arange(300).astype(np.uint8),)),
+    "registers_s16": (registers, (np.arange(300).reshape(3, 100).astype(np.int16),)),
     "counted": (lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.sin(x) * i, x), (normal(5, 7),)),
 }
 
@@ -592,17 +623,27 @@ def launch(
 
 
 def assert_computes(name: str, cut: Sequence[int] | None = None, **how: Any) -> None:
-    fn, arguments = LOOPS[name]
+    tolerance = 2e-2 if name.endswith("bfloat16") else 1e-5
+    assert_as_xla(*LOOPS[name], cut, tolerance, **{"check": False, **how})
+
+
+def assert_as_xla(
+    fn: Callable[..., Any],
+    arguments: Any,
+    cut: Sequence[int] | None = None,
+    tolerance: float = 1e-5,
+    **how: Any,
+) -> None:
     graph = read(fn, arguments)
     values = evaluate(graph, arguments)
     (node,) = loops_of(graph)
     made = emit_loop(plan(graph, node, cut), "loop_0")
-    results = launch(made, [values[o][0] for o in node.operands], **{"check": False, **how})
-    tolerance = 2e-2 if name.endswith("bfloat16") else 1e-5
+    results = launch(made, [values[o][0] for o in node.operands], **how)
     for state, result in zip(made.results, results, strict=True):
         want = values[node.name][state]
+        wide = np.complex128 if want.dtype.kind == "c" else np.float64
         np.testing.assert_allclose(
-            result.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance
+            result.astype(wide), want.astype(wide), rtol=tolerance, atol=tolerance
         )
 
 
@@ -779,6 +820,25 @@ def test_a_loop_from_which_nothing_leaves_stays() -> None:
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
     assert_computes(name, check=True)
+
+
+@pytest.mark.parametrize(
+    "fn, arguments",
+    [
+        (decay, tuple(x.astype(np.float64) for x in decay_arguments(9, 7))),
+        (two_by_two, (normal(5, 3, 20).astype(float), normal(3, 20, 2, 2).astype(float))),
+        (escape, escape_arguments(40, dtype=np.complex128)),
+        (shares, (normal(9, 12).astype(float) ** 2,)),
+        (shares, (normal(40, 20).astype(float) ** 2,)),
+        (
+            lambda x: lax.fori_loop(0, 5, lambda _, x: x / (x.conj() + 2), x),
+            escape_arguments(33, dtype=np.complex128)[:1],
+        ),
+    ],
+)
+def test_wide_numbers(fn: Callable[..., Any], arguments: Any) -> None:
+    with jax.enable_x64(True):
+        assert_as_xla(fn, arguments, tolerance=1e-12, check=True)
 
 
 @pytest.mark.parametrize("name", HOISTED)
