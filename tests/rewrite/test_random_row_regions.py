@@ -50,6 +50,7 @@ class Draw:
         self.width = int(rng.choice(WIDTHS[2:]))
         self.steps = int(rng.integers(3, 9))
         self.gradient = rng.random() < 0.4
+        self.values: list[Any] = []
 
     def arguments(self) -> tuple[Any, Any]:
         rng = np.random.default_rng(self.seed + 1)
@@ -63,8 +64,20 @@ class Draw:
         values = [x]
         for w in weights:
             values.append(self._step(rng, values, w))
+        self.values = values
         total = values[-1]
         return total.sum(-1) if rng.random() < 0.3 else total
+
+    def read_outside(self) -> Any:
+        """What lies between, read by ops that no region takes in: some as they are, some reshaped, some both."""
+        rng = np.random.default_rng(self.seed + 3)
+        found = []
+        for value in self.values[1:]:
+            if rng.random() < 0.3:
+                found.append(jnp.cumsum(value, 0))
+            if rng.random() < 0.3:
+                found.append(jnp.sort(value.reshape(2, -1), 1))
+        return found
 
     def _step(self, rng: np.random.Generator, values: list[Any], w: Any) -> Any:
         x = values[-1] if rng.random() < 0.8 else values[rng.integers(len(values))]
@@ -100,7 +113,7 @@ class Draw:
 
     def _compute(self, weights: Any, x: Any) -> Any:
         if not self.gradient:
-            return self.network(weights, x)
+            return self.network(weights, x), self.read_outside()
 
         def loss(weights: Any) -> Any:
             return jnp.mean(self.network(weights, x).astype(jnp.float32) ** 2)
