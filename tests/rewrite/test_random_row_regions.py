@@ -46,7 +46,7 @@ class Draw:
         self.seed = seed
         self.dtype = DTYPES[rng.integers(len(DTYPES))]
         self.rows = ROWS + int(rng.choice([0, 0, 7, 64]))
-        self.leading = (2, self.rows // 2) if self.rows % 2 == 0 and rng.random() < 0.2 else None
+        self.leading = (2, self.rows // 2) if self.rows % 2 == 0 and rng.random() < 0.5 else None
         self.width = int(rng.choice(WIDTHS[2:]))
         self.steps = int(rng.integers(3, 9))
         self.gradient = rng.random() < 0.4
@@ -76,7 +76,7 @@ class Draw:
             if rng.random() < 0.3:
                 found.append(jnp.cumsum(value, 0))
             if rng.random() < 0.3:
-                found.append(jnp.sort(value.reshape(2, -1), 1))
+                found.append(jnp.sort(value.reshape(self.rows, -1), 0))
         return found
 
     def _step(self, rng: np.random.Generator, values: list[Any], w: Any) -> Any:
