@@ -142,16 +142,18 @@ def _count_earliest(
     """
     groups = [group for group in find_combined(graph) if len(group) > 1]
     least: dict[str, int] = {}
-    while True:
+    counted: dict[str, int] = {}
+    for _ in range(len(groups) + 1):  # each round more groups have the stage of their last
         stage: dict[str, int] = {}
-        counted: dict[str, int] = {}
+        counted = {}
         for node in graph:
             counted[node.name] = count_stage(node, stage, outside, products)
             stage[node.name] = max(counted[node.name], least.get(node.name, 0))
         ends = {name: max(stage[n] for n in group) for group in groups for name in group}
         if ends == least or not groups:
-            return counted
+            break
         least = ends
+    return counted
 
 
 def _is_near(

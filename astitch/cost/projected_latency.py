@@ -295,7 +295,8 @@ class _Projector:
             sectors *= sector_price(access)
             if not access.write:
                 line = access.array, int(access.start // LINE_BYTES), access.sector_bytes
-                sectors, loads[line] = max(sectors - loads.get(line, 0.0), 0.0), sectors
+                known = loads.get(line, 0.0)
+                sectors, loads[line] = max(sectors - known, 0.0), max(sectors, known)
             l2 += sectors
             key = (access.array, access.write)
             before = touched.setdefault(key, [])

@@ -34,25 +34,33 @@ def find_combined(graph: Graph) -> list[list[str]]:
 
     As in XLA (collective_combiner_utils.h): the first of a kind and those that follow, up to one that waits for one of
     them, or that makes the group too large.  Those whose results XLA adds up are one before (find_sums).
+    No two groups wait for each other: a group is looked at with all that were made before it.
     """
     sums = _list_sums(graph)
     units = [members for members, _ in sums]
-    before = _find_before(graph, units)
     looks = {number: _look_at(graph, members, end) for number, (members, end) in enumerate(sums)}
     waiting = {number: look for number, look in looks.items() if look[0]}
     groups = [units[number] for number in range(len(units)) if number not in waiting]
+    kinds = {kin for kin, _ in waiting.values()}
+    is_known = False
     while waiting:
+        if not is_known:
+            place = {number: len(groups) + at for at, number in enumerate(waiting)}
+            before = _find_before(graph, [*groups, *(units[number] for number in waiting)])
         first, (kin, size) = next(iter(waiting.items()))
-        group, mask = [first], 1 << first
+        group, mask = [first], 1 << place[first]
         for number, (other, count) in waiting.items():
             if number == first or other != kin or count > COMBINED_BYTES:
                 continue
             size += count
             waits = any(before[name] & mask for name in units[number])
-            if waits or size > COMBINED_BYTES:
+            # By a group of another kind the first may wait for one that follows.
+            awaited = any(before[n] >> place[number] & 1 for other in group for n in units[other])
+            if waits or awaited or size > COMBINED_BYTES:
                 break
             group.append(number)
-            mask |= 1 << number
+            mask |= 1 << place[number]
+        is_known = len(group) == 1 or len(kinds) == 1  # groups of one kind follow each other
         waiting = {number: sent for number, sent in waiting.items() if number not in group}
         groups.append([name for number in group for name in units[number]])
     return groups

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.edit import free_name, keep_live_nodes
-from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.ir import DotAttrs, DType, Graph, IotaAttrs, Node
 from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
     Carried,
@@ -382,6 +382,8 @@ def _check_types(loop: Loop, axes: Axes) -> None:
         type_ = body[name].array
         if type_.dtype not in HELD:
             raise NoPlan(f"%{name} is {type_}")
+        if type_.dtype.is_complex and isinstance(body[name].attrs, IotaAttrs):
+            raise NoPlan(f"%{name} numbers places by complex numbers")
         if type_.size >= 2**31:
             raise NoPlan(f"%{name} has {type_.size} elements")
         if type_.dtype not in TOLD and (OPS[body[name].op].is_reduce or is_shift(axes, body[name])):

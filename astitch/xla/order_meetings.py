@@ -42,16 +42,25 @@ def order_steps(
     awaited = find_awaited(graph)
     writer = {view.buffer: number for number, step in enumerate(steps) for view in _written(step)}
     before = [{writer[v.buffer] for v in _read(step) if v.buffer in writer} for step in steps]
-    masks = {
-        number: _join(awaited, members[step.kernel.name]) or _find_next(graph, awaited, step)
+    meet = {
+        number: step
         for number, step in enumerate(steps)
         if isinstance(step, KernelStep) and step.kernel.name in meeting
     }
-    for one, other in itertools.pairwise(_order_kernels(masks)):
-        before[other].add(one)
-    sorted_ = _sort(before)
-    # A kernel is awaited by all that awaits its readers, so that the tokens go the way of the values.
-    return [steps[number] for number in sorted_] if len(sorted_) == len(steps) else steps
+    own = {number: _join(awaited, members[step.kernel.name]) for number, step in meet.items()}
+    early = {
+        number: own[number] or _find_next(graph, awaited, step) for number, step in meet.items()
+    }
+    # A kernel is awaited by all that awaits its readers, so that the tokens go the way of the values.  One that no
+    # collective waits for may come before a small sum that it reads: then all such come last.
+    for masks in (early, own):
+        linked = [set(numbers) for numbers in before]
+        for one, other in itertools.pairwise(_order_kernels(masks)):
+            linked[other].add(one)
+        sorted_ = _sort(linked)
+        if len(sorted_) == len(steps):
+            return [steps[number] for number in sorted_]
+    return steps
 
 
 def _order_kernels(masks: Mapping[int, int]) -> list[int]:

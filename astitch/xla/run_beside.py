@@ -36,6 +36,8 @@ def run_beside(module: Any, gpu: Gpu) -> None:
     module: an HloModuleProto whose kernels tell their times.  Nothing changes where nothing communicates.
     """
     entry = next(c for c in module.computations if c.id == module.entry_computation_id)
+    if not any(decode(i.opcode) in COLLECTIVES for i in entry.instructions):
+        return
     pairs = _Search(entry.instructions, gpu).find_pairs()
     if not pairs:
         return

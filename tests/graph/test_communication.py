@@ -12,6 +12,7 @@ from astitch.graph.collectives import (
     find_joined,
 )
 from astitch.graph.ir import DynamicSliceAttrs, OpaqueAttrs
+from astitch.stitch_scope import Left, choose_stages
 from tests.graphs import GraphBuilder
 
 
@@ -122,6 +123,21 @@ def test_what_waits_for_one_of_the_group_begins_another():
     b = exchange(g, "all-reduce", g.op("tanh", "f32[8]", a), "b", "f32")
     c = exchange(g, "all-reduce", g.parameter("f32[8]"), "c", "f32")
     assert find_combined(g.build(b, c)) == [["a"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("kins", [("f32", "gathered"), ("f32", "bf16"), ("max", "f32")])
+def test_no_groups_wait_for_each_other(kins):
+    """Each kind's second waits for the other's first: one of the pairs stays two."""
+    g = GraphBuilder()
+    one, other = kins
+    a1 = exchange(g, "all-reduce", g.parameter("f32[8]"), "a1", one)
+    b2 = exchange(g, "all-reduce", g.parameter("f32[8]"), "b2", other)
+    b1 = exchange(g, "all-reduce", g.op("tanh", "f32[8]", a1), "b1", other)
+    a2 = exchange(g, "all-reduce", g.op("tanh", "f32[8]", b2), "a2", one)
+    graph = g.build(b1, a2)
+    assert sorted(find_combined(graph)) == [["a1", "a2"], ["b1"], ["b2"]]
+    stage = choose_stages(Left(graph, dict.fromkeys((a1, a2, b1, b2), "a collective"))).stage
+    assert stage["b1"] > stage["a1"] and stage["a2"] > stage["b2"]
 
 
 def test_what_xla_scatters_is_not_combined_with_what_all_devices_read():

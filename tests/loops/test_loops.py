@@ -841,6 +841,15 @@ def test_wide_numbers(fn: Callable[..., Any], arguments: Any) -> None:
         assert_as_xla(fn, arguments, tolerance=1e-12, check=True)
 
 
+def test_places_are_no_complex_numbers() -> None:
+    (c, _) = escape_arguments(5, 40)
+
+    def turn(_: Any, x: Any) -> Any:
+        return x * 0.5 + lax.broadcasted_iota(np.complex64, x.shape, 1)
+
+    assert "numbers places by complex numbers" in refuse(lambda x: lax.fori_loop(0, 9, turn, x), c)
+
+
 @pytest.mark.parametrize("name", HOISTED)
 def test_the_kernels_of_gradients(name: str) -> None:
     fn, arguments, _ = HOISTED[name]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +13,27 @@ import pytest
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.collectives import find_awaited
+from astitch.graph.ir import OpaqueAttrs
 from astitch.hlo_import import import_from_compiler, serialize_module
 from astitch.program.steps import FallbackStep, KernelStep
+from astitch.xla import order_meetings as ordering
 from astitch.xla.hook import read_module
 from astitch.xla.order_meetings import _find_next, _order_kernels, _sort
+from tests.graphs import GraphBuilder
+
+
+@dataclass
+class Kernel:
+    """What order_steps asks of a kernel's step."""
+
+    kernel: Any
+    arguments: list[Any]
+    written: list[int]
+
+
+def exchange(g, value, name):
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True, kin="")
+    return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
 
 
 def test_a_kernel_that_no_collective_waits_for_comes_last():
@@ -58,6 +78,43 @@ def test_what_is_left_to_xla_beside_a_collective_is_not_one_step():
     left = [step for step in steps if isinstance(step, FallbackStep)]
     assert [[op.name for op in step.ops] for step in left] == [["one"], ["other"]]
     assert all(len(step.operands) == 1 for step in left)
+
+
+def test_a_sum_that_reads_a_small_one_leaves_the_others_their_order(monkeypatch):
+    """`total` makes little of much, but waits for `stat`, of which no collective says when it comes."""
+    full = "f32[1024,1024]"
+    g = GraphBuilder()
+    x, s = g.parameter(full, "x"), g.parameter(full, "s")
+    a = g.op("tanh", full, x, name="a")
+    one = exchange(g, a, "one")
+    c = g.op("add", full, one, a, name="c")
+    two = exchange(g, c, "two")
+    stat = g.reduce(s, (0,), "add", name="stat")
+    scaled = g.op("multiply", full, a, g.broadcast(stat, (1024, 1024), (1,)), name="scaled")
+    graph = g.build(two, g.reduce(scaled, (0,), "add", name="total"))
+    monkeypatch.setattr(ordering, "KernelStep", Kernel)
+
+    def see(name):
+        return SimpleNamespace(buffer=name, type=graph[name].type)
+
+    def run(*names):
+        kernel = SimpleNamespace(name=names[-1])
+        return Kernel(kernel, [*map(see, names)], [len(names) - 1])
+
+    sent = [SimpleNamespace(operands=[see(v)], results=[see(r)]) for v, r in ((a, one), (c, two))]
+    steps = [
+        run("s", "stat"),
+        run("a", "stat", "total"),
+        run("x", "a"),
+        sent[0],
+        run(one, a, "c"),
+        sent[1],
+    ]
+    steps = [steps[2], *steps[:2], *steps[3:]]
+    members = {"a": ["a"], "stat": ["stat"], "total": ["scaled", "total"], "c": ["c"]}
+    ordered = ordering.order_steps(steps, graph, members, frozenset(members))
+    names = [step.kernel.name for step in ordered if isinstance(step, Kernel)]
+    assert names == ["a", "c", "stat", "total"]
 
 
 def test_a_sum_that_no_collective_waits_for_comes_behind_the_next_one():
