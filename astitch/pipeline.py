@@ -307,10 +307,6 @@ def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[s
     return {name: product for name, product in products.items() if product not in kept}
 
 
-def _choose_stages(left: Left, job: Job) -> Staged:
-    return choose_stages(left)
-
-
 def _recompute(staged: Staged, job: Job) -> Staged:
     assert job.plain
     return recompute(staged, most_of_memory(job.plain))
@@ -473,7 +469,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.in_xla,
     ),
     Pass("leave", _leave),
-    Pass("choose_stages", _choose_stages),
+    Pass("choose_stages", lambda left, job: choose_stages(left)),
     Pass("recompute", _recompute, if_it_fails=PASS_LEFT_OUT),
     Pass(
         "give_operands",

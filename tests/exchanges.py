@@ -12,6 +12,7 @@ from astitch.hlo.schema import decode
 from astitch.hlo.shapes import read_type, shape_leaves
 from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.xla.hook import read_module
+from astitch.xla.run_beside import LEAST_US
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -34,10 +35,6 @@ class Exchange:
     def covered_us(self) -> float:
         """The time of the collective in which other work runs."""
         return min(self.hidden_us, self.took_us)
-
-
-LEAST_US = 10.0
-"""What a collective of few bytes takes between GPUs of one host."""
 
 
 def read_compiled(compiled: Any) -> Any:

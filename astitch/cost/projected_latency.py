@@ -8,6 +8,7 @@ loads are what it waits for, that is Little's law.  None hides the others wholly
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -285,16 +286,24 @@ class _Projector:
         # What passes through the L2 until a task reads something again: all that resident tasks read.
         tile = sum({a.array: a.task_bytes for a in mine if not a.write}.values()) * self.resident
         touched: dict[tuple[str, bool], list[Access]] = {}
-        loads: dict[
-            tuple[str, int, float], float
-        ] = {}  # of parts of the same lines, as points' coordinates are: once
+        # Loads of parts of the same lines, as of points' coordinates, ask the L2 once.  One of the same part is of a
+        # later pass, which asks again.
+        loads: dict[tuple[str, int, float, int], float] = {}
+        times: Counter[tuple[str, float, float]] = Counter()
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
                 sectors = min(sectors, access.range_bytes * gpu.sms)
             sectors *= sector_price(access)
             if not access.write:
-                line = access.array, int(access.start // LINE_BYTES), access.sector_bytes
+                same = access.array, access.start, access.sector_bytes
+                line = (
+                    access.array,
+                    int(access.start // LINE_BYTES),
+                    access.sector_bytes,
+                    times[same],
+                )
+                times[same] += 1
                 known = loads.get(line, 0.0)
                 sectors, loads[line] = max(sectors - known, 0.0), max(sectors, known)
             l2 += sectors

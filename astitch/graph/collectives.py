@@ -38,32 +38,51 @@ def find_combined(graph: Graph) -> list[list[str]]:
     """
     sums = _list_sums(graph)
     units = [members for members, _ in sums]
-    looks = {number: _look_at(graph, members, end) for number, (members, end) in enumerate(sums)}
-    waiting = {number: look for number, look in looks.items() if look[0]}
-    groups = [units[number] for number in range(len(units)) if number not in waiting]
+    looks = [_look_at(graph, members, end) for members, end in sums]
+    made = [[number] for number, (kin, _) in enumerate(looks) if not kin]
+    waiting = {number: look for number, look in enumerate(looks) if look[0]}
     kinds = {kin for kin, _ in waiting.values()}
-    is_known = False
+    waits = _find_waits(graph, units, made)
     while waiting:
-        if not is_known:
-            place = {number: len(groups) + at for at, number in enumerate(waiting)}
-            before = _find_before(graph, [*groups, *(units[number] for number in waiting)])
         first, (kin, size) = next(iter(waiting.items()))
-        group, mask = [first], 1 << place[first]
+        group, mask = [first], 1 << first
         for number, (other, count) in waiting.items():
             if number == first or other != kin or count > COMBINED_BYTES:
                 continue
             size += count
-            waits = any(before[name] & mask for name in units[number])
-            # By a group of another kind the first may wait for one that follows.
-            awaited = any(before[n] >> place[number] & 1 for other in group for n in units[other])
-            if waits or awaited or size > COMBINED_BYTES:
+            # By a group of another kind one of these may wait for what follows it.
+            awaited = any(waits[one] >> number & 1 for one in group)
+            if waits[number] & mask or awaited or size > COMBINED_BYTES:
                 break
             group.append(number)
-            mask |= 1 << place[number]
-        is_known = len(group) == 1 or len(kinds) == 1  # groups of one kind follow each other
-        waiting = {number: sent for number, sent in waiting.items() if number not in group}
-        groups.append([name for number in group for name in units[number]])
-    return groups
+            mask |= 1 << number
+        made.append(group)
+        waiting = {number: look for number, look in waiting.items() if number not in group}
+        if len(group) > 1 and len(kinds) > 1:  # groups of one kind follow each other
+            waits = _find_waits(graph, units, made)
+    return [[name for number in group for name in units[number]] for group in made]
+
+
+def _find_waits(
+    graph: Graph, units: Sequence[Sequence[str]], made: Sequence[Sequence[int]]
+) -> list[int]:
+    """For each of the units of collectives those that it waits for: an int with a bit for each unit.
+
+    made: numbers of units that are groups, each of which is waited for as a whole.
+    """
+    placed = {number for group in made for number in group}
+    groups = [*made, *([number] for number in range(len(units)) if number not in placed)]
+    before = _find_before(
+        graph, [[n for number in group for n in units[number]] for group in groups]
+    )
+    masks = [sum(1 << number for number in group) for group in groups]
+    found = []
+    for members in units:
+        reached = 0
+        for name in members:
+            reached |= before[name]
+        found.append(sum(mask for place, mask in enumerate(masks) if reached >> place & 1))
+    return found
 
 
 def _list_sums(graph: Graph) -> list[tuple[list[str], str]]:

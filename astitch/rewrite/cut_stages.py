@@ -74,11 +74,8 @@ def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     """
     awaiting, numbers = find_awaiting(graph), _find_numbers(graph)
     combined = {name for group in find_combined(graph) if len(group) > 1 for name in group}
-    inside: dict[Part, list[str]] = {}
-    for name, part in parts.items():
-        inside.setdefault(part, []).append(name)
     found: dict[str, int] = {}
-    for names in inside.values():
+    for names in _list_parts(parts):
         waits = _join_waits(graph, names, awaiting, numbers)
         every = functools.reduce(int.__or__, waits.values())
         apart = {waits[n] for n in names if combined.intersection(graph[n].operands)}
@@ -97,11 +94,8 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.
     """
     numbers = _find_numbers(graph)
-    inside: dict[Part, list[str]] = {}
-    for name, part in parts.items():
-        inside.setdefault(part, []).append(name)
     found: dict[str, int] = {}
-    for names in inside.values():
+    for names in _list_parts(parts):
         first = _find_leaders(graph, names, numbers)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
@@ -110,6 +104,14 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
         order = {one: number for number, one in enumerate(ends, 1)}
         found |= {name: order[one] for name, one in first.items() if one in order}
     return found
+
+
+def _list_parts(parts: Mapping[str, Part]) -> list[list[str]]:
+    """The ops of each part, in topological order.  parts: likewise."""
+    found: dict[Part, list[str]] = {}
+    for name, part in parts.items():
+        found.setdefault(part, []).append(name)
+    return list(found.values())
 
 
 def _find_numbers(graph: Graph) -> set[str]:

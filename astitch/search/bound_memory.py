@@ -149,8 +149,7 @@ class _Search:
             if step.name in groups:
                 fusion = self.pieces[step.name]
                 for group in groups[step.name]:
-                    graph = self.scopes.graph
-                    found.append(_make_step(graph, fusion, step.name, group, sizes))
+                    found.append(_make_step(self.scopes.graph, fusion, step.name, group, sizes))
             else:
                 found.append(step)
         return replace(self.steps, steps=tuple(found), sizes=sizes)

@@ -7,12 +7,14 @@ order: each but the first finds room in the one before.  XLA orders instructions
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import networkx as nx
+
+from astitch.xla.control_dependencies import add_control_dependencies
 
 
 def order_transposes(entry: Any) -> None:
@@ -32,15 +34,8 @@ def order_transposes(entry: Any) -> None:
             chained.update(chain)
     if not pairs:
         return
-    try:
-        ordered = _sort(entry.instructions, pairs)
-    except nx.NetworkXUnfeasible:  # they wait for each other
-        return
-    for one, other in pairs:
-        instructions[other].control_predecessor_ids.append(one)
-    copies = [type(i).FromString(instructions[i.id].SerializeToString()) for i in ordered]
-    del entry.instructions[:]
-    entry.instructions.extend(copies)
+    with contextlib.suppress(nx.NetworkXUnfeasible):  # they wait for each other
+        add_control_dependencies(entry, pairs)
 
 
 def _find_transposes(
@@ -70,16 +65,3 @@ def _find_transposes(
 def _is_transpose_of(instructions: dict[int, Any], made: Any, opcode: bytes) -> bool:
     read = instructions[made.operand_ids[0]] if made.operand_ids else None
     return made.opcode == b"transpose" and read is not None and bool(read.opcode == opcode)
-
-
-def _sort(instructions: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
-    """Each behind its operands and control dependencies, and the second of a pair behind the first; else in the order
-    that they have.  pairs: of ids.  Raises NetworkXUnfeasible."""
-    place = {i.id: number for number, i in enumerate(instructions)}
-    waits = nx.DiGraph()
-    waits.add_nodes_from(place.values())
-    for i in instructions:
-        before = (*i.operand_ids, *i.control_predecessor_ids)
-        waits.add_edges_from((place[other], place[i.id]) for other in before)
-    waits.add_edges_from((place[one], place[other]) for one, other in pairs)
-    return [instructions[number] for number in nx.lexicographical_topological_sort(waits)]

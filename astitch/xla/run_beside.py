@@ -1,8 +1,8 @@
 """An HloModuleProto -> which of its kernels run beside the next collective, by control dependencies.
 
 XLA's scheduler goes from the end of a program to its start, and puts what no collective waits for as late as it can.
-Memory holds until then what such a kernel reads.  A kernel that makes little of much, as the sums for gain and bias do,
-therefore runs beside the first collective that starts without it and takes as long: the next kernel that waits for the
+Memory holds until then what such a kernel reads.  So a kernel that makes little of much, as the sums for gain and bias
+do, runs beside the first collective that starts without it and takes as long.  The next kernel that waits for the
 collective follows it.  So the collective starts no later, and what is behind it begins no later.
 """
 
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import networkx as nx
-
 from astitch.device.gpu import Gpu
 from astitch.graph.collectives import COLLECTIVES
 from astitch.graph.ops.other import LATENCY
 from astitch.hlo.schema import ELEMENT_TYPES, decode
 from astitch.hlo.shapes import read_type, shape_leaves
+from astitch.xla.control_dependencies import add_control_dependencies, list_before
 from astitch.xla.order_meetings import LEAST_BYTES, READ_SHARE
 from astitch.xla.write_module import TARGET
 
@@ -39,20 +38,8 @@ def run_beside(module: Any, gpu: Gpu) -> None:
     if not any(decode(i.opcode) in COLLECTIVES for i in entry.instructions):
         return
     pairs = _Search(entry.instructions, gpu).find_pairs()
-    if not pairs:
-        return
-    instructions = {i.id: i for i in entry.instructions}
-    for one, other in pairs:
-        instructions[other].control_predecessor_ids.append(one)
-    place = {i.id: number for number, i in enumerate(entry.instructions)}
-    waits = nx.DiGraph()
-    waits.add_nodes_from(place.values())
-    for i in entry.instructions:
-        waits.add_edges_from((place[other], place[i.id]) for other in _list_before(i))
-    order = list(nx.lexicographical_topological_sort(waits))
-    copies = [type(i).FromString(i.SerializeToString()) for i in entry.instructions]
-    del entry.instructions[:]
-    entry.instructions.extend(copies[number] for number in order)
+    if pairs:
+        add_control_dependencies(entry, pairs)
 
 
 class _Search:
@@ -71,7 +58,7 @@ class _Search:
         self.before: dict[int, int] = {}
         for i in instructions:
             mask = 0
-            for other in _list_before(i):
+            for other in list_before(i):
                 if not _is_token(self.by_id[other]):
                     self.users[other].append(i.id)
                 mask |= self.before[other] | (1 << self.place[other])
@@ -91,7 +78,7 @@ class _Search:
     def find_pairs(self) -> list[tuple[int, int]]:
         """Kernels, each with one that follows it."""
         found: list[tuple[int, int]] = []
-        for i in self.instructions if self.left_us else ():
+        for i in self.instructions:
             if _is_kernel(i) and i.id not in self.awaited and self.keeps_much(i):
                 found += ((i.id, reader) for reader in self.find_reader(i))
         return found
@@ -135,10 +122,6 @@ class _Search:
                     self.left_us[sent] -= us
                     return [i.id]
         return []
-
-
-def _list_before(instruction: Any) -> list[int]:
-    return [*instruction.operand_ids, *instruction.control_predecessor_ids]
 
 
 def _is_kernel(instruction: Any) -> bool:

@@ -172,6 +172,17 @@ def test_coordinates_of_points_are_read_together():
     assert plan_scope(best.arrangement.graph, best.scope, H100).schedule.access_bytes == 4
 
 
+def test_a_later_pass_over_a_row_asks_the_l2_again():
+    """A softmax that keeps nothing of its rows reads them three times, and the L2 answers each time."""
+    size = 8192 * 8192 * 4
+    asked = {}
+    for keep in (Keep.SHARED, Keep.NOTHING):
+        kernel = plan(softmax, ((8192, 8192), F32), schedule=Schedule(block=256, keep=keep)).kernel
+        asked[keep] = _Projector(kernel, H100, count_workload(kernel), None).traffic(0, {})[2]
+    assert asked[Keep.SHARED] == pytest.approx(2 * size, rel=0.05)
+    assert asked[Keep.NOTHING] == pytest.approx(4 * size, rel=0.05)
+
+
 # ---- the compiler's word ----------------------------------------------------------------------------------------
 
 
