@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
@@ -91,7 +91,8 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     """Numbers, from 1 on, for ops that have kernels of their own, as the updates of large weights have.
 
     They hand no other op of their part anything, and move so much that a launch takes little time beside.  XLA's
-    scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.
+    scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.  Ops that
+    read one large array share a kernel, since each kernel would read it.
     """
     numbers = _find_numbers(graph)
     found: dict[str, int] = {}
@@ -99,8 +100,11 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
         first = _find_leaders(graph, names, numbers)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
-        read = {one for one, other in edges if one != other}
-        ends = [one for one, count in moved.items() if count >= LONG_BYTES and one not in read]
+        bound = {one for one, other in edges if one != other}
+        for name, readers in _list_readers(graph, first, numbers).items():
+            if len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
+                bound |= readers
+        ends = [one for one, count in moved.items() if count >= LONG_BYTES and one not in bound]
         order = {one: number for number, one in enumerate(ends, 1)}
         found |= {name: order[one] for name, one in first.items() if one in order}
     return found
@@ -176,25 +180,45 @@ def _count_moved(graph: Graph, kernels: Mapping[str, T], numbers: Collection[str
     kernels: for each op of the part in which kernel it is.  What others read as well does not count: each kernel would
     read it.
     """
-    readers: dict[str, set[T]] = {}
     moved = Counter[T]()
-    for name, kernel in kernels.items():
-        node = graph[name]
-        if OPS[node.op].is_view or name in numbers or not isinstance(node.type, ArrayType):
-            continue
-        for operand in node.operands:
-            stored = stored_value(graph, operand)
-            if stored not in kernels and stored not in numbers:
-                readers.setdefault(stored, set()).add(kernel)
+    for name, kernel in _list_computing(graph, kernels, numbers):
         if any(
             value in graph.outputs or _leaves(graph, value, kernels)
             for value in _views(graph, name)
         ):
-            moved[kernel] += node.type.bytes
-    for name, found in readers.items():
-        if len(found) == 1 and isinstance(graph[name].type, ArrayType):
-            moved[next(iter(found))] += array_of(graph[name]).bytes
+            moved[kernel] += array_of(graph[name]).bytes
+    for name, found in _list_readers(graph, kernels, numbers).items():
+        if len(found) == 1:
+            moved[next(iter(found))] += _count_bytes(graph, name)
     return moved
+
+
+def _list_readers(
+    graph: Graph, kernels: Mapping[str, T], numbers: Collection[str]
+) -> dict[str, set[T]]:
+    """The values that kernels of one part read from memory, each with its readers.  kernels: see _count_moved."""
+    readers: dict[str, set[T]] = {}
+    for name, kernel in _list_computing(graph, kernels, numbers):
+        for operand in graph[name].operands:
+            stored = stored_value(graph, operand)
+            if stored not in kernels and stored not in numbers:
+                readers.setdefault(stored, set()).add(kernel)
+    return readers
+
+
+def _list_computing(
+    graph: Graph, kernels: Mapping[str, T], numbers: Collection[str]
+) -> Iterator[tuple[str, T]]:
+    """The ops of one part that read or write arrays, each with its kernel."""
+    for name, kernel in kernels.items():
+        node = graph[name]
+        if not OPS[node.op].is_view and name not in numbers and isinstance(node.type, ArrayType):
+            yield name, kernel
+
+
+def _count_bytes(graph: Graph, name: str) -> int:
+    """0 for a tuple."""
+    return array_of(graph[name]).bytes if isinstance(graph[name].type, ArrayType) else 0
 
 
 def _views(graph: Graph, name: str) -> list[str]:

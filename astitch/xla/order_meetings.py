@@ -2,7 +2,8 @@
 
 Kernels whose blocks wait for each other follow each other by tokens.  A token makes a kernel wait for the one before.
 Each collective that waits for the kernel then waits for both.  So a kernel comes behind those that more than its own
-collectives wait for.  Of two kernels that different collectives wait for, the first in the program stays first.
+collectives wait for.  Of two kernels that different collectives wait for, that one comes first whose collective is
+ready first.  One collective for the gains of all layers then keeps no layer's weights.
 
 A kernel that no collective waits for would come last, and memory would hold until then what it reads.  Where it makes
 little of much, it comes behind the first collective for which its operands are computed (run_beside.py).
@@ -13,9 +14,10 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
+from astitch.graph.collectives import communicates, find_awaited, find_combined
 from astitch.graph.ir import Graph
 from astitch.program.steps import KernelStep, Step, View
 
@@ -48,14 +50,16 @@ def order_steps(
         if isinstance(step, KernelStep) and step.kernel.name in meeting
     }
     own = {number: _join(awaited, members[step.kernel.name]) for number, step in meet.items()}
+    ready = _count_before(graph)
     early = {
-        number: own[number] or _find_next(graph, awaited, step) for number, step in meet.items()
+        number: own[number] or _find_next(graph, awaited, step, ready)
+        for number, step in meet.items()
     }
     # A kernel is awaited by all that awaits its readers, so that the tokens go the way of the values.  One that no
     # collective waits for may come before a small sum that it reads: then all such come last.
     for masks in (early, own):
         linked = [set(numbers) for numbers in before]
-        for one, other in itertools.pairwise(_order_kernels(masks)):
+        for one, other in itertools.pairwise(_order_kernels(masks, ready)):
             linked[other].add(one)
         sorted_ = _sort(linked)
         if len(sorted_) == len(steps):
@@ -63,24 +67,32 @@ def order_steps(
     return steps
 
 
-def _order_kernels(masks: Mapping[int, int]) -> list[int]:
-    """The numbers of kernels, each behind those that more than its own collectives wait for, else as they were.
+def _order_kernels(masks: Mapping[int, int], ready: Sequence[int]) -> list[int]:
+    """The numbers of kernels, each behind those that more than its own collectives wait for, else as above.
 
-    masks: by number, the collectives that wait for the kernel.
+    masks: by number, the collectives that wait for the kernel.  ready: see _count_before.
     """
-    kernels = list(masks)
-    before = [
-        {
-            place
-            for place, other in enumerate(kernels)
-            if masks[other] != masks[number] and masks[other] & masks[number] == masks[number]
-        }
-        for number in kernels
-    ]
-    return [kernels[place] for place in _sort(before)]
+
+    def place(number: int) -> tuple[float, int, int]:
+        mask = masks[number]
+        first = min((ready[group] for group in _list_groups(mask)), default=math.inf)
+        return first, -mask.bit_count(), number
+
+    return sorted(masks, key=place)
 
 
-def _find_next(graph: Graph, awaited: Mapping[str, int], step: KernelStep) -> int:
+def _count_before(graph: Graph) -> list[int]:
+    """For each group of find_combined how many ops it waits for: the fewer, the earlier it is ready."""
+    place = {name: number for number, name in enumerate(graph.nodes)}
+    before: dict[str, int] = {}
+    for node in graph:
+        before[node.name] = 1 << place[node.name] | _join(before, node.operands)
+    return [_join(before, group).bit_count() for group in find_combined(graph)]
+
+
+def _find_next(
+    graph: Graph, awaited: Mapping[str, int], step: KernelStep, ready: Sequence[int]
+) -> int:
     """The collectives that wait for what a kernel reads, without the first; 0 unless it makes little of much."""
     made = sum(view.type.bytes for view in _written(step))
     names = (
@@ -90,19 +102,20 @@ def _find_next(graph: Graph, awaited: Mapping[str, int], step: KernelStep) -> in
     if not read or READ_SHARE * made > sum(view.type.bytes for view in _read(step)):
         return 0
     mask = functools.reduce(int.__and__, (awaited[name] for name in read))
-    awaiting = find_awaiting(graph)
-    groups = [n for n in range(mask.bit_length()) if mask >> n & 1]
-    order = {n: awaiting[group[0]].bit_count() for n, group in enumerate(find_combined(graph))}
-    first = min(groups, key=order.__getitem__, default=None)
+    first = min(_list_groups(mask), key=ready.__getitem__, default=None)
     return mask if first is None else mask & ~(1 << first)
 
 
-def _join(awaited: Mapping[str, int], names: Iterable[str]) -> int:
-    """The collectives that wait for one of the ops."""
-    mask = 0
+def _list_groups(mask: int) -> list[int]:
+    return [number for number in range(mask.bit_length()) if mask >> number & 1]
+
+
+def _join(masks: Mapping[str, int], names: Iterable[str]) -> int:
+    """The bits of one of the ops."""
+    joined = 0
     for name in names:
-        mask |= awaited.get(name, 0)
-    return mask
+        joined |= masks.get(name, 0)
+    return joined
 
 
 def _sort(before: Sequence[set[int]]) -> list[int]:

@@ -159,6 +159,27 @@ def test_long_updates_have_kernels_of_their_own(one, other, apart):
     assert stage["one"] == stage["one_scaled"]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("reshaped", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, large):
+    """As those for the gain and bias of a norm: two kernels would read the gradient twice."""
+    g = GraphBuilder()
+    shape = f"{dtype}[16384,1024]"
+    shared = g.parameter(shape if large else f"{dtype}[1024]", "shared")
+    sums = []
+    for number in range(2):
+        read = g.reshape(shared, (1024, 16384) if large else (1, 1024)) if reshaped else shared
+        if reshaped:
+            read = g.reshape(read, g.shape(shared))
+        if not large:
+            read = g.broadcast(read, (16384, 1024), (1,))
+        own = g.op("tanh", shape, g.parameter(shape, f"x.{number}"))
+        sums.append(g.reduce(g.op("multiply", shape, own, read), (0,), "add", name=f"sum.{number}"))
+    stage = cut(g.build(*(send(g, one, f"sent.{one}", "kin") for one in sums)))
+    assert (stage["sum.0"] == stage["sum.1"]) == large
+
+
 def test_long_updates_follow_the_number_that_they_share():
     """The sum of one gradient's squares scales both: the kernel that computes it comes first."""
     g = GraphBuilder()

@@ -18,7 +18,7 @@ from astitch.hlo_import import import_from_compiler, serialize_module
 from astitch.program.steps import FallbackStep, KernelStep
 from astitch.xla import order_meetings as ordering
 from astitch.xla.hook import read_module
-from astitch.xla.order_meetings import _find_next, _order_kernels, _sort
+from astitch.xla.order_meetings import _count_before, _find_next, _order_kernels, _sort
 from tests.graphs import GraphBuilder
 
 
@@ -37,18 +37,52 @@ def exchange(g, value, name):
 
 
 def test_a_kernel_that_no_collective_waits_for_comes_last():
-    assert _order_kernels({3: 0b111, 5: 0, 8: 0b11, 9: 0b1}) == [3, 8, 9, 5]
+    assert _order_kernels({3: 0b111, 5: 0, 8: 0b11, 9: 0b1}, (7, 7, 7)) == [3, 8, 9, 5]
 
 
-def test_kernels_of_different_collectives_keep_their_order():
-    assert _order_kernels({1: 0b100, 2: 0b011, 4: 0b001, 7: 0b010}) == [1, 2, 4, 7]
+@pytest.mark.parametrize(
+    ("ready", "order"),
+    [
+        ((5, 5, 5), [2, 1, 4, 7]),
+        ((9, 8, 3), [1, 2, 7, 4]),
+        ((3, 8, 9), [2, 4, 7, 1]),
+        ((9, 3, 8), [2, 7, 1, 4]),
+    ],
+)
+def test_kernels_of_different_collectives_follow_what_is_ready_first(ready, order):
+    assert _order_kernels({1: 0b100, 2: 0b011, 4: 0b001, 7: 0b010}, ready) == order
+
+
+@pytest.mark.parametrize("layers", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_sums_of_all_layers_are_ready_last(layers, dtype):
+    """One collective for the gains of all layers: a layer's own collective does not wait for them."""
+    g, full = GraphBuilder(), f"{dtype}[64,64]"
+    x, gains, weights, masks = g.parameter(full, "x"), [], [], {}
+    for number in range(layers):
+        x = g.op("tanh", full, x)
+        gains.append(g.reduce(x, (0,), "add"))
+        weights.append(
+            exchange(g, g.reduce(g.op("exponential", full, x), (1,), "add"), f"w{number}")
+        )
+        masks |= {2 * number: 1 << layers, 2 * number + 1: 1 << number}
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,) * layers, has_effect=True, kin="")
+    together = g.op("opaque", f"{dtype}[{layers * 64}]", *gains, attrs=attrs, name="gains")
+    graph = g.build(*weights, together)
+    groups = ordering.find_combined(graph)
+    ready = _count_before(graph)
+    by_name = dict(zip((group[0] for group in groups), ready, strict=True))
+    names = [f"w{number}" for number in range(layers)]
+    assert sorted(by_name, key=by_name.__getitem__) == [*names, "gains"]
+    order = _order_kernels(masks, [by_name[name] for name in (*names, "gains")])
+    assert order == [*range(1, 2 * layers, 2), *range(0, 2 * layers, 2)]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_collective_waits_for_a_kernel_that_fewer_wait_for(seed):
     rng = np.random.default_rng(seed)
     masks = {number: int(rng.integers(0, 16)) for number in range(12)}
-    order = _order_kernels(masks)
+    order = _order_kernels(masks, rng.integers(0, 9, 4).tolist())
     assert sorted(order) == list(masks)
     for first, second in combinations(order, 2):
         assert not (masks[first] | masks[second] == masks[second] != masks[first])
@@ -132,4 +166,4 @@ def test_a_sum_that_no_collective_waits_for_comes_behind_the_next_one():
     awaited = find_awaited(graph)
     steps = {s.kernel.name: s for s in made.program.steps if isinstance(s, KernelStep)}
     (total,) = (p.kernel.name for p in made.plans if "total" in p.scope.members)
-    assert _find_next(graph, awaited, steps[total]) == awaited["one"] != 0
+    assert _find_next(graph, awaited, steps[total], _count_before(graph)) == awaited["one"] != 0
