@@ -278,7 +278,7 @@ def _leave(graph: Graph, job: Job) -> Left:
         left = Left(graph, {**left.reasons, **starts})
     reasons = {**left.reasons, **find_joined(left.graph)}
     if job.target.launcher is not Launcher.OWN:
-        apart = find_fallback_operands(left.graph, reasons)
+        apart = find_fallback_operands(left.graph, reasons, _most_of_memory(job))
         left = replace(left, graph=apart.graph)
         reasons |= {n: f"{AS_ITS_OPERAND}{s}" for n, s in apart.products.items()}
     if job.target.launcher is Launcher.OWN:
@@ -307,9 +307,12 @@ def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[s
     return {name: product for name, product in products.items() if product not in kept}
 
 
+def _most_of_memory(job: Job) -> float:
+    return most_of_memory(job.plain) if job.plain else math.inf
+
+
 def _recompute(staged: Staged, job: Job) -> Staged:
-    assert job.plain
-    return recompute(staged, most_of_memory(job.plain))
+    return recompute(staged, _most_of_memory(job))
 
 
 def _find_scopes(staged: Staged, job: Job) -> Scopes:
@@ -346,7 +349,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         finalizes=not job.tune,  # where plans are measured next, none is final
         on_kernel=job.target.on_kernel,
         faults=job.faults,
-        most_bytes=MARGIN * most_of_memory(job.plain) if job.plain else math.inf,
+        most_bytes=MARGIN * _most_of_memory(job),
         in_loop=job.target.region is not None,
         whole=lambda scope: stays_whole(scope, job.directives),
         divided=lambda scope: bool(job.directives.names("split", scope.members, scope.name)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -18,19 +19,22 @@ LARGE = 1 << 20
 """Bytes from which on two scatters should not share an array of zeros: to write it once for each costs a launch."""
 
 
-def find_fallback_operands(graph: Graph, left: Collection[str]) -> Finished:
+def find_fallback_operands(
+    graph: Graph, left: Collection[str], most_bytes: float = math.inf
+) -> Finished:
     """The graph in which a scatter alone reads what gives it its updates and places, a sort or a reduction of windows
     the numbers that it reads; these ops, each with the op that reads them.
 
-    left: ops that XLA computes in any case.  What others read too is there once more, if it is cheap: messages along
-    the edges of a graph are gathered from its nodes, which are few.  See scatter_operands.py.
+    left: ops that XLA computes in any case.  most_bytes: what the program may take beside its arguments.
+    What others read too is there once more, if it is cheap: messages along the edges of a graph are gathered from its
+    nodes, which are few.  See scatter_operands.py.
     """
     changed: dict[str, Node] = {}
     copies: dict[str, list[Node]] = {}  # by the op that they are copies of
     order = {name: number for number, name in enumerate(graph.nodes)}
     names = set(graph.nodes)
     found: dict[str, str] = {}
-    chosen = choose_scatter_operands(graph, left)
+    chosen = choose_scatter_operands(graph, left, most_bytes)
     for node in graph:
         if not why_not_stitchable(graph, node):
             continue

@@ -9,7 +9,8 @@ for others too costs what it executes.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 
 import networkx as nx
@@ -24,6 +25,12 @@ from astitch.graph.storage import stored_value
 STORED = 2
 """A value that a kernel stores for a scatter alone is stored, and takes memory meanwhile: it counts as so many loads
 more than the scatter's own."""
+
+DEAR = 8
+"""The same where scatters would keep much, as where each corner of a cell has an index and a weight of its own."""
+
+MOST_KEPT = 0.05
+"""The share of a program's memory up to which bytes that are stored for scatters are not dear."""
 
 FLOPS_PER_BYTE = 4
 """Operations that take as long as a byte of traffic: a scatter has nothing else to do while it waits for memory."""
@@ -40,8 +47,13 @@ MOST_REPEATED = 64
 MEMORY, SCATTER, ARRAY = "memory", "scatter", "array"
 
 
-def choose_scatter_operands(graph: Graph, left: Collection[str]) -> Mapping[str, set[str]]:
-    """By scatter, the ops that XLA computes for it.  left: ops that XLA computes in any case."""
+def choose_scatter_operands(
+    graph: Graph, left: Collection[str], most_bytes: float = math.inf
+) -> Mapping[str, set[str]]:
+    """By scatter, the ops that XLA computes for it.
+
+    left: ops that XLA computes in any case.  most_bytes: what the program may take beside its arguments.
+    """
     scatters = [
         n for n in graph if isinstance(n.attrs, ScatterAttrs) and why_not_stitchable(graph, n)
     ]
@@ -49,13 +61,31 @@ def choose_scatter_operands(graph: Graph, left: Collection[str]) -> Mapping[str,
         return {}
     names = {scatter.name for scatter in scatters}
     cones = {scatter.name: _Cone(graph, scatter, names, left) for scatter in scatters}
+    chosen = _choose_all(cones, STORED)
+    if math.isinf(most_bytes) or _count_stored(chosen, cones) <= MOST_KEPT * most_bytes:
+        return chosen
+    dear = _choose_all(cones, DEAR)
+    return min(chosen, dear, key=lambda found: _count_stored(found, cones))
+
+
+def _choose_all(cones: Mapping[str, _Cone], price: int) -> dict[str, set[str]]:
+    """price: of a byte that is stored for scatters, see STORED."""
     shared = Counter(name for cone in cones.values() for name in cone.times)
     stored: set[str] = set()  # for scatters looked at before
     chosen: dict[str, set[str]] = {}
     for name, cone in cones.items():
-        members = chosen[name] = cone.choose(shared, stored)
-        stored |= {o for m in members for o in graph[m].operands} - members
+        members = chosen[name] = cone.choose(shared, stored, price)
+        stored |= cone.list_read(members)
     return chosen
+
+
+def _count_stored(chosen: Mapping[str, set[str]], cones: Mapping[str, _Cone]) -> int:
+    """The bytes that kernels store for scatters alone."""
+    stored: set[str] = set()
+    for name, cone in cones.items():
+        read = cone.list_read(chosen[name])
+        stored |= {stored_value(cone.graph, o) for o in read if cone.is_stored_alone(o)}
+    return sum(next(iter(cones.values())).graph[name].array.bytes for name in stored)
 
 
 def split_operands(scatter: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -121,13 +151,14 @@ class _Cone:
         return members
 
     def find_times(self) -> dict[str, int]:
+        near = self.find_near()
         times = dict.fromkeys(self.given, 1)
         queue = [(-self.order[name], name) for name in times]
         heapq.heapify(queue)
         while queue:
             _, name = heapq.heappop(queue)
             node = self.graph[name]
-            if name not in self.alone and not self.may_repeat(node):
+            if name not in near:
                 continue
             self.opened.add(name)
             here = times[name] * _row_length(self.graph, node)
@@ -137,9 +168,23 @@ class _Cone:
                 if operand not in times:
                     heapq.heappush(queue, (-self.order[operand], operand))
                 times[operand] = max(times.get(operand, 0), here)
-                if name in self.places:
-                    self.places.add(operand)
         return times
+
+    def find_near(self) -> set[str]:
+        """The ops that may be computed for each update: as many as are wanted, those near the scatter first."""
+        near: set[str] = set()
+        waiting = deque(self.given)
+        while waiting and len(near) < MOST_REPEATED + len(self.alone):
+            name = waiting.popleft()
+            if name in near:
+                continue
+            if name in self.alone or self.may_repeat(self.graph[name]):
+                near.add(name)
+                operands = [o for o in self.graph[name].operands if o not in self.graph.embedded]
+                waiting += operands
+                if name in self.places:
+                    self.places.update(operands)
+        return near
 
     def is_needed(self, node: Node) -> bool:
         return node.name in {*self.targets, *self.graph.outputs} or node.name in self.left
@@ -155,9 +200,7 @@ class _Cone:
 
     def may_repeat(self, node: Node) -> bool:
         """May XLA compute it once more, whichever kernels need it too?"""
-        if self.is_needed(node) or len(self.opened) >= MOST_REPEATED + len(self.alone):
-            return False
-        if self.is_kept(node.name):
+        if self.is_needed(node) or self.is_kept(node.name):
             return False
         if SMALL * node.array.bytes <= self.update_bytes:
             return False
@@ -176,20 +219,32 @@ class _Cone:
             if r not in self.scatters
         )
 
-    def choose(self, shared: Mapping[str, int], stored: Collection[str]) -> set[str]:
+    def list_read(self, members: Collection[str]) -> set[str]:
+        """What a scatter reads that computes `members`."""
+        read = {*self.given, *(o for name in members for o in self.graph[name].operands)}
+        return {name for name in read.difference(members) if name not in self.graph.embedded}
+
+    def is_stored_alone(self, name: str) -> bool:
+        """Is a value that the scatter reads stored for scatters alone?"""
+        base = stored_value(self.graph, name)
+        in_memory = not is_stitched(self.graph, self.graph[base], self.left)
+        return not (in_memory or self.is_needed(self.graph[name]) or self.is_kept(name))
+
+    def choose(
+        self, shared: Mapping[str, int], stored: Collection[str], stored_price: int
+    ) -> set[str]:
         """The ops on the scatter's side of the cut.  shared: by value, how many scatters it could be stored for.
-        stored: what is stored for others."""
+        stored: what is stored for others.  stored_price: see STORED."""
 
         def price(name: str) -> int:
-            node, base = self.graph[name], stored_value(self.graph, name)
+            node = self.graph[name]
             if name in self.graph.embedded:
                 return 0
             size = node.array.bytes
             loaded = min(size, size // node.array.size * self.times[name] * self.updates)
-            in_memory = not is_stitched(self.graph, self.graph[base], self.left)
-            if in_memory or self.is_needed(node) or name in stored or self.is_kept(name):
+            if name in stored or not self.is_stored_alone(name):
                 return loaded
-            return loaded + STORED * size // max(shared.get(name, 1), 1)
+            return loaded + stored_price * size // max(shared.get(name, 1), 1)
 
         network = nx.DiGraph()
         for name in self.times:
