@@ -75,9 +75,12 @@ test-wheel:
 	cd / && $(abspath $(VENV))-wheel/bin/python -P $(CURDIR)/tests/wheel.py
 	rm -rf $(VENV)-wheel build
 
+# Not -m: the package imports this module before.
+BUILD_SHIM := -c 'import sys, tf_addon.shim_build; sys.exit(tf_addon.shim_build.main())'
+
 # The shim for the TensorFlow in the environment, into the package, from where a wheel takes it.
 tf-shim: $(WITH_TENSORFLOW)
-	$(BIN)/python -m tf_addon.shim_build
+	$(BIN)/python $(BUILD_SHIM)
 
 # The shim for each TensorFlow that is supported, each built in an environment of its own; some two minutes each.
 # The wheel with all of them is for one platform: nobody who installs it needs a compiler.
@@ -90,7 +93,7 @@ tf_addon/prebuilt/.built-%: tf_addon/shim/astitch_tf.cc tf_addon/shim_build.py
 	$(PYTHON) -m venv $(VENV)-tf-$*
 	$(VENV)-tf-$*/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==$*
 	$(VENV)-tf-$*/bin/python -m pip install --quiet --disable-pip-version-check ml_dtypes networkx protobuf
-	$(VENV)-tf-$*/bin/python -m tf_addon.shim_build
+	$(VENV)-tf-$*/bin/python $(BUILD_SHIM)
 	rm -rf $(VENV)-tf-$*
 	touch $@
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from astitch import options
 from astitch.errors import AstitchError, InvalidOption
+from astitch.system.kept_libraries import FORM
+from astitch.system.private_files import PrivateFolder, seal
 from tf_addon.enabling import enabled, report, takeover
 from tf_addon.report import Report
-from tf_addon.saved_models import load, programs_folder
+from tf_addon.saved_models import Signatures, programs_folder
 
 _SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<extents>\d+(,\d+)*|)")
 
@@ -65,7 +67,8 @@ def _make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="INPUT=8,128",
-        help="shapes of one more call, in place of --batch; may be given several times",
+        help="shapes of one more call of the signatures that have such an input, in place of --batch; may be given "
+        "several times",
     )
     parser.add_argument(
         "--signature", action="append", default=[], help="only this one; may be given several times"
@@ -78,12 +81,17 @@ def _export(asked: argparse.Namespace) -> int:
     folder: Path = asked.folder
     if not (folder / "saved_model.pb").exists():
         raise InvalidOption(f"{folder} is no SavedModel: there is no saved_model.pb in it")
+    import tensorflow as tf
+
+    model = tf.saved_model.load(str(folder))
+    # What cannot be done is told before the programs of an earlier export go.
+    calls = list(list_calls(model, asked))
     kept = programs_folder(folder)
     shutil.rmtree(kept, ignore_errors=True)
     _write_here(kept)
-    signatures = load(folder)
+    signatures = Signatures(model)
     left = 0
-    for call in list_calls(signatures.model, asked):
+    for call in calls:
         with enabled(engine=asked.engine):
             found = _run(signatures, call)
         left += bool(found.fallbacks)
@@ -107,9 +115,14 @@ def _write_here(kept: Path) -> None:
 
 
 def _copy_shim(sources: Sequence[Path], kept: Path) -> None:
-    from tf_addon.shim_build import find_target, name_library
+    from tf_addon.shim_build import PREBUILT, find_target, name_library
 
-    place = Path("tensorflow") / name_library(find_target())
+    name = name_library(find_target())
+    place = Path("tensorflow") / name
+    if (PREBUILT / name).exists():
+        content = seal((PREBUILT / name).read_bytes(), FORM, name)
+        PrivateFolder(kept / "tensorflow").write(name, content)
+        return
     for source in sources:
         if (source / place).exists() and not (kept / place).exists():
             (kept / place).parent.mkdir(parents=True, exist_ok=True)
@@ -124,10 +137,18 @@ def list_calls(model: Any, asked: argparse.Namespace) -> Iterator[Call]:
         if name not in model.signatures:
             known = ", ".join(model.signatures)
             raise InvalidOption(f"there is no signature {name}\n  the model has {known}")
-        specs = model.signatures[name].structured_input_signature[1]
-        if given:
-            for shapes in given:
-                yield Call(name, {key: _fill(key, spec, shapes) for key, spec in specs.items()})
+    inputs = {name: model.signatures[name].structured_input_signature[1] for name in names}
+    known_keys = {key for specs in inputs.values() for key in specs}
+    if unknown := {key for shapes in given for key in shapes} - known_keys:
+        raise InvalidOption(
+            f"--shapes {min(unknown)}: there is no such input\n  there are {', '.join(sorted(known_keys))}"
+        )
+    for name, specs in inputs.items():
+        # Signatures have inputs of their own: shapes are for those that have one of them.
+        own = [shapes for shapes in given if shapes.keys() & specs.keys()]
+        for shapes in own:
+            yield Call(name, {key: _fill(key, spec, shapes) for key, spec in specs.items()})
+        if own:
             continue
         open_ones = any(None in _extents(spec)[:1] for spec in specs.values())
         for size in asked.batch if open_ones else asked.batch[:1]:

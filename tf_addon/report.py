@@ -45,7 +45,7 @@ class Compiled:
     kept: bool
     stitched_us: float
     left_us: float
-    compile: Callable[[], Compilation] | None = field(repr=False)
+    compile: Callable[[], Compilation] | None = field(repr=False, compare=False)
 
     @property
     def compilation(self) -> Compilation:

@@ -56,6 +56,8 @@ def _compile(model: Any, name: str) -> Callable[..., Any]:
         return model.signatures[name](**inputs)
 
     call.__name__ = call.__qualname__ = name
+    # TensorFlow warns of one code that is traced again and again.
+    call.__code__ = call.__code__.replace(co_name=name)
     compiled: Callable[..., Any] = function(call)
     return compiled
 

@@ -276,6 +276,42 @@ def test_strings_run_op_by_op() -> None:
         render(tf.constant([1, 20]))
 
 
+def test_strings_that_xla_wants_to_know_run_op_by_op() -> None:
+    """XLA's own kernel ends the process there."""
+
+    @tf.function(jit_compile=True)
+    def fold(x: Any, extents: Any) -> Any:
+        return tf.reshape(x, tf.strings.to_number(extents, tf.int32)) * 2.0
+
+    x = normal(6)
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"), tf.device("CPU"):
+        for extents in (["2", "3"], ["3", "2"], ["6"]):
+            assert_equal(fold(x, tf.constant(extents)), tf.reshape(x, list(map(int, extents))) * 2)
+    (function,) = (f for f in tf_addon.report().functions if f.op_by_op_runs > 1)
+    assert "strings" in function.refused[0].reason
+    with (
+        tf_addon.enabled(engine="host", uncompiled=False),
+        tf.device("CPU"),
+        pytest.raises(tf.errors.InvalidArgumentError, match="XLA has no strings"),
+    ):
+        fold(x, tf.constant(["1", "6"]))
+
+
+def test_beyond_the_cap_strings_still_run_op_by_op() -> None:
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None], tf.int32)])
+    def render(x: Any) -> Any:
+        return tf.strings.as_string(x)
+
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host", max_signatures=2), tf.device("CPU"):
+        for count in range(1, 6):
+            assert render(tf.range(count)).shape == (count,)
+    (function,) = tf_addon.report().functions
+    assert (function.op_by_op_runs, function.xla_runs) == (5, 0)
+    assert {refused.owner for refused in function.refused} == {"TensorFlow, op by op"}
+
+
 def test_an_error_of_the_user_s_leaves_nothing_behind() -> None:
     count = tf.Variable(0.0)
     signature = [tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)]

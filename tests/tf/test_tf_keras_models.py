@@ -168,6 +168,7 @@ def test_a_report_is_pickled() -> None:
     found = tf_addon.report()
     copy = pickle.loads(pickle.dumps(found))
     assert copy._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
+    assert copy == found
     assert str(copy) == str(found) and copy.to_dict() == found.to_dict()
     assert "kernel" in found.functions[0].explain()
     with pytest.raises(EngineUnavailable, match="compiled by another process"):

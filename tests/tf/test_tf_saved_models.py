@@ -11,7 +11,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tf_addon import export, saved_models  # noqa: E402
+from astitch.system.kept_libraries import is_whole  # noqa: E402
+from tf_addon import export, saved_models, shim_build  # noqa: E402
 
 SAVE = """
 import sys, tensorflow as tf
@@ -107,3 +108,78 @@ def test_shapes_are_those_of_the_signature(tmp_path: Path) -> None:
         list(export.list_calls(module, parse(["DIR", "--shapes", "x=8"])))
     with pytest.raises(export.InvalidOption, match="the model has serving_default"):
         list(export.list_calls(module, parse(["DIR", "--signature", "other"])))
+
+
+class Two(tf.Module):  # type: ignore[misc]
+    """Two signatures with inputs of their own."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8], name="x")])
+    def encode(self, x):  # type: ignore[no-untyped-def]
+        return {"code": tf.nn.softmax(x)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], name="steps")])
+    def walk(self, steps):  # type: ignore[no-untyped-def]
+        return {"sum": tf.reduce_sum(tf.tanh(steps), 1)}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    model = Two()
+    signatures = {"encode": model.encode, "walk": model.walk}
+    tf.saved_model.save(model, str(tmp_path / "two"), signatures=signatures)
+    return tmp_path / "two"
+
+
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("--batch 2 --shapes steps=3,4", ["encode(x=[2, 8])", "walk(steps=[3, 4])"]),
+        ("--shapes x=5,8 steps=3,4", ["encode(x=[5, 8])", "walk(steps=[3, 4])"]),
+        (
+            "--shapes steps=1,2 --shapes steps=3,4",
+            ["encode(x=[1, 8])", "walk(steps=[1, 2])", "walk(steps=[3, 4])"],
+        ),
+    ],
+)
+def test_shapes_are_for_the_signatures_that_have_the_input(
+    two: Path, given: str, wanted: list[str]
+) -> None:
+    asked = export._make_parser().parse_args(["DIR", *given.split()])
+    calls = export.list_calls(tf.saved_model.load(str(two)), asked)
+    assert [str(call) for call in calls] == wanted
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("--batch 2", "the shape of the input steps is (None, None)"),
+        ("--shapes stepz=1,2", "--shapes stepz: there is no such input\n  there are steps, x"),
+        ("--signature walks", "the model has encode, walk"),
+    ],
+)
+def test_what_cannot_be_exported_leaves_an_earlier_export(
+    two: Path, given: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = saved_models.programs_folder(two) / "programs" / "one"
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    assert export.main([str(two), *given.split()]) == 2
+    assert words in capsys.readouterr().err
+    assert earlier.exists()
+
+
+def test_a_shim_of_the_package_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = shim_build.Target("2.21.0", tmp_path, ())
+    name = shim_build.name_library(target)
+    monkeypatch.setattr(shim_build, "find_target", lambda: target)
+    monkeypatch.setattr(shim_build, "PREBUILT", tmp_path)
+    (tmp_path / name).write_bytes(b"library")
+    export._copy_shim([], tmp_path / "kept")
+    assert is_whole(tmp_path / "kept" / "tensorflow" / name)
+
+
+def test_each_signature_has_a_code_of_its_own(two: Path) -> None:
+    """TensorFlow counts how often one code is traced, and warns."""
+    signatures = saved_models.Signatures(tf.saved_model.load(str(two)))
+    codes = {function.python_function.__code__ for function in signatures.values()}
+    assert len(codes) == 2

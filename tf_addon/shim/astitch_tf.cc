@@ -275,6 +275,7 @@ enum class Admission { kFirst, kAgain, kBeyond };
 struct Function {
   std::atomic<int64_t> runs[kOutcomes] = {};
   std::atomic<bool> told_beyond{false};
+  std::atomic<bool> xla_refuses{false};  // a signature of it, so those beyond the most are not given to XLA either
 
   // Has the signature a place among the first `most`?
   Admission admit(const std::string& signature, size_t most) {
@@ -823,6 +824,8 @@ struct Entry {
   const Program* program = nullptr;
   bool xla_refuses = false;
   bool own_error = false;
+  bool has_strings = false;  // among the constants, which XLA cannot have
+  bool beyond = false;       // of all signatures that are too many
   bool interrupted = false;  // an exception that came from outside ended it: neither of them
   std::string reason;
   std::vector<int> input_mapping;
@@ -859,7 +862,9 @@ class AstitchKernel : public AsyncOpKernel {
       if (state().strict)
         return fail(ctx, std::move(done),
                     absl::UnimplementedError(absl::StrCat("astitch, strict: ", function_.name(), ": ", refused->reason)));
-      if (refused->xla_refuses && is_host_device(ctx) && state().uncompiled)
+      const bool xla_refuses = refused->xla_refuses || (refused->beyond && shared_->xla_refuses);
+      // XLA's own kernel would end the process at a constant of strings.
+      if (xla_refuses && is_host_device(ctx) && (state().uncompiled || refused->has_strings))
         return run_op_by_op(ctx, std::move(done), absl::InvalidArgumentError(refused->reason));
       return run_xla(ctx, std::move(done), refused->own_error ? kFailedItself : kXla);
     }
@@ -966,8 +971,8 @@ class AstitchKernel : public AsyncOpKernel {
       }
     }
     for (int i : constants_) {
-      // A variable's value is the constant; one that is not initialized has none.
-      if (values[i]->dtype() == DT_RESOURCE) continue;
+      // A variable's value is the constant; one that is not initialized has none.  Strings are refused, whatever they are.
+      if (!DataTypeCanUseMemcpy(values[i]->dtype())) continue;
       const absl::string_view bytes = values[i]->tensor_data();
       add(bytes.data(), bytes.size());
     }
@@ -996,15 +1001,17 @@ class AstitchKernel : public AsyncOpKernel {
           ours = true;
         }
       }
-      if (admission == Admission::kBeyond && !shared_->told_beyond.exchange(true)) refuse(entry->reason, kXla);
+      if (admission == Admission::kBeyond && !shared_->told_beyond.exchange(true))
+        refuse(entry->reason, shared_->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
       if (ours) {
-        const absl::Status status = compile(ctx, inputs, variables, entry.get());
+        const absl::Status status = compile(ctx, inputs, values, variables, entry.get());
         if (entry->interrupted) {
           forget(key);
           entry->made.Notify();
           return status;
         }
         if (!status.ok()) entry->reason = std::string(status.message());
+        if (entry->xla_refuses) shared_->xla_refuses = true;
         if (!entry->program && admission == Admission::kFirst)
           refuse(entry->reason, entry->own_error ? kFailedItself
                                 : entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
@@ -1026,9 +1033,10 @@ class AstitchKernel : public AsyncOpKernel {
   std::shared_ptr<Entry> find_beyond() {
     if (!beyond_) {
       beyond_ = std::make_shared<Entry>();
+      beyond_->beyond = true;
       beyond_->reason = absl::StrCat("more than ", state().max_signatures.load(),
-                                     " signatures (shapes, types, constant values); XLA compiles the others: "
-                                     "pad to fewer shapes, or enable(max_signatures=...)");
+                                     " signatures (shapes, types, constant values): pad to fewer shapes, or "
+                                     "enable(max_signatures=...)");
       beyond_->made.Notify();
     }
     return beyond_;
@@ -1068,8 +1076,17 @@ class AstitchKernel : public AsyncOpKernel {
                        [&status](absl::string_view limit) { return absl::StrContains(status.message(), limit); });
   }
 
+  bool has_strings(const std::vector<const Tensor*>& values) {
+    return std::any_of(constants_.begin(), constants_.end(), [&values](int i) { return values[i]->dtype() == DT_STRING; });
+  }
+
   absl::Status compile(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
-                       const std::vector<VariableInfo>& variables, Entry* entry) {
+                       const std::vector<const Tensor*>& values, const std::vector<VariableInfo>& variables,
+                       Entry* entry) {
+    if (has_strings(values)) {
+      entry->xla_refuses = entry->has_strings = true;
+      return absl::UnimplementedError("an argument of strings must be a compile-time constant, and XLA has no strings");
+    }
     Device* device = static_cast<Device*>(ctx->device());
     const XlaOpRegistry::DeviceRegistration* registration;
     if (!XlaOpRegistry::GetCompilationDevice(device->device_type(), &registration))
