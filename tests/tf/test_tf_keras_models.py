@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _on_the_host(host_engine: None) -> Iterator[None]:
+    tf_addon.report(reset=True)
     yield
     tf_addon.disable()
     tf_addon.report(reset=True)
