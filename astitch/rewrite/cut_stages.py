@@ -92,7 +92,7 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
 
     They hand no other op of their part anything, and move so much that a launch takes little time beside.  XLA's
     scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.  Ops that
-    read one large array share a kernel, since each kernel would read it.
+    read one large array and that a collective waits for share a kernel, since each kernel would read it.
     """
     numbers = _find_numbers(graph)
     found: dict[str, int] = {}
@@ -101,8 +101,9 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
         bound = {one for one, other in edges if one != other}
+        is_awaited = any(parts[name][1] for name in names)
         for name, readers in _list_readers(graph, first, numbers).items():
-            if len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
+            if is_awaited and len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
                 bound |= readers
         ends = [one for one, count in moved.items() if count >= LONG_BYTES and one not in bound]
         order = {one: number for number, one in enumerate(ends, 1)}

@@ -162,8 +162,12 @@ def test_long_updates_have_kernels_of_their_own(one, other, apart):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("reshaped", [False, True])
 @pytest.mark.parametrize("large", [False, True])
-def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, large):
-    """As those for the gain and bias of a norm: two kernels would read the gradient twice."""
+@pytest.mark.parametrize("awaited", [False, True])
+def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, large, awaited):
+    """As those for the gain and bias of a norm: two kernels would read the gradient twice.
+
+    Those that no collective waits for are apart, so that they fit beside one.
+    """
     g = GraphBuilder()
     shape = f"{dtype}[16384,1024]"
     shared = g.parameter(shape if large else f"{dtype}[1024]", "shared")
@@ -176,8 +180,11 @@ def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, lar
             read = g.broadcast(read, (16384, 1024), (1,))
         own = g.op("tanh", shape, g.parameter(shape, f"x.{number}"))
         sums.append(g.reduce(g.op("multiply", shape, own, read), (0,), "add", name=f"sum.{number}"))
-    stage = cut(g.build(*(send(g, one, f"sent.{one}", "kin") for one in sums)))
-    assert (stage["sum.0"] == stage["sum.1"]) == large
+    total = send(g, g.parameter("f32[1]", "other"), "sent")
+    if awaited:
+        sums = [send(g, one, f"sent.{one}", "kin") for one in sums]
+    stage = cut(g.build(total, *sums))
+    assert (stage["sum.0"] == stage["sum.1"]) == (large and awaited)
 
 
 def test_long_updates_follow_the_number_that_they_share():
