@@ -40,6 +40,9 @@ from astitch.stitch_scope import Refusal, Scope, Scopes
 LARGE_BYTES = 64 << 10
 """Values from this size on keep what has them in common in one piece; smaller ones cost a kernel a load."""
 
+SMALL_SHARE = 8
+"""So does a value of so many times fewer bytes than each of its readers makes, as an identity matrix for a batch."""
+
 LEAST_PEAK = 1 << 20
 """A peak below it is not looked at."""
 
@@ -237,9 +240,12 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False)
         return vertex
 
     for value in fusion.values:
-        if value.bytes < LARGE_BYTES or (by_results and value.producer < 0):
+        readers = [*each_vertex(value.readers)]
+        least = min((_count_made(fusion, reader) for reader in readers), default=0)
+        is_small = value.bytes < LARGE_BYTES or SMALL_SHARE * value.bytes <= least
+        if is_small or (by_results and value.producer < 0):
             continue
-        joined = [*each_vertex(value.readers), *([value.producer] if value.producer >= 0 else [])]
+        joined = [*readers, *([value.producer] if value.producer >= 0 else [])]
         for vertex in joined[1:]:
             parent[find(vertex)] = find(joined[0])
     waits = nx.DiGraph()
@@ -254,3 +260,7 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False)
         vertices = sorted(vertex for first in circle for vertex in joined_to[first])
         patterns.append(_join_all(fusion, vertices))
     return contract(fusion, patterns)
+
+
+def _count_made(fusion: FusionGraph, vertex: int) -> int:
+    return sum(fusion.values[number].bytes for number in fusion.makes[vertex])

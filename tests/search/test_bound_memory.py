@@ -264,6 +264,45 @@ def test_a_group_is_listed_behind_what_it_waits_for() -> None:
     assert runs_behind_what_it_reads(program, use.order)
 
 
+@pytest.mark.parametrize("shared", ["identity", "mask", "bias"])
+def test_a_small_array_keeps_no_batches_together(shared: str) -> None:
+    """Shampoo's roots of two batches of matrices: one batch is divided only when the products of the other are done."""
+
+    def prepare(g: jax.Array, small: jax.Array) -> jax.Array:
+        square = jnp.einsum("lij,lkj->lik", g, g) * 0.5 + small
+        return square / jnp.sqrt((square * square).sum((1, 2), keepdims=True))
+
+    def root(x: jax.Array) -> jax.Array:
+        return (x @ jnp.sin(x)) @ jnp.cos(x)
+
+    def fn(g: jax.Array, h: jax.Array, bias: jax.Array) -> Any:
+        rows = jnp.arange(512)
+        small = {
+            "identity": 1e-4 * jnp.eye(512),
+            "mask": jnp.where(rows[:, None] >= rows, 0.0, -1.0),
+            "bias": bias,
+        }[shared]
+        return root(prepare(g, small)), root(prepare(h, small))
+
+    batch = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
+    matrix = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    graph, whole = find_whole(fn, batch, batch, matrix)
+    cut = [bounding.cut_scope(whole.graph, scope, preset("h100")) for scope in whole.scopes]
+    norms = [
+        {
+            at
+            for at, names in enumerate(fusion.members)
+            if any(whole.graph[n].op == "reduce" for n in names)
+        }
+        for fusion in cut
+    ]
+    assert max(map(len, norms)) == 2, (
+        "both norms are in one stitch op, and each in a piece of its own"
+    )
+    bounded = bound_memory(whole, preset("h100"), graph)
+    assert peak_of(bounded) <= peak_of(whole)
+
+
 def test_what_fits_stays_whole() -> None:
     """Element-wise work frees as much as it takes, and each statistic needs all of its operand."""
 
