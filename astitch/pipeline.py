@@ -28,6 +28,7 @@ from astitch.library.xla_fallback import adds_products, has_jax
 from astitch.loops.carry import carry_as_read
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
+from astitch.loops.stack_order import carry_as_given
 from astitch.loops.unroll import unroll_searches
 from astitch.loops.update_stacks import update_stacks
 from astitch.program.steps import CudaKernel, Program
@@ -220,6 +221,11 @@ def _carry_as_read(graph: Graph, job: Job) -> Graph:
     planner = job.target.loops
     carried = carry_as_read(graph, planner.is_kernel if planner else lambda graph, node: False)
     return graph if carried is graph else simplify(check_graph(carried))
+
+
+def _carry_as_given(graph: Graph, job: Job) -> Graph:
+    assert job.target.loops
+    return check_graph(carry_as_given(graph, job.target.loops))
 
 
 def _fuse_attention(graph: Graph, job: Job) -> Graph:
@@ -419,6 +425,11 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("update_stacks", _update_stacks, lambda job: job.target.in_xla),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),
+    _rewrite(
+        "carry_as_given",
+        _carry_as_given,
+        lambda job: job.target.in_xla and job.target.loops is not None,
+    ),
     _rewrite("expand", _expand),
     _rewrite("take_largest", lambda graph, job: take_largest(graph)),
     _rewrite("sort_rows", lambda graph, job: sort_rows(graph)),

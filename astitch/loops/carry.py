@@ -16,6 +16,7 @@ from astitch.graph.edit import free_name
 from astitch.graph.ir import (
     ArrayType,
     DotAttrs,
+    DynamicSliceAttrs,
     GetTupleElementAttrs,
     Graph,
     Node,
@@ -36,10 +37,10 @@ Permutation = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class State:
     """An array that a loop carries: transpose(it, permutation) is what it shall carry.
 
-    held: the state and its updates.  readers: the products and transposes that read them.
+    held: the state and its updates.  readers: the products, transposes and slices that read them.
     """
 
     permutation: Permutation
@@ -59,18 +60,18 @@ def carry_as_read(graph: Graph, is_kernel: Callable[[Graph, Node], bool]) -> Gra
             continue
         turns = count_turns(graph, node)
         if turns is None or turns[0] >= LEAST_TURNS:
-            graph = _carry(graph, node, states)
+            graph = carry(graph, node, states)
     return graph
 
 
-def _find_states(graph: Graph, node: Node) -> dict[int, _State]:
+def _find_states(graph: Graph, node: Node) -> dict[int, State]:
     """By its number, what a loop had better carry in another order."""
     users = [graph[user].attrs for user in graph.users[node.name]]
     projected = all(isinstance(attrs, GetTupleElementAttrs) for attrs in users)
     if not isinstance(node.type, TupleType) or not projected or node.name in graph.outputs:
         return {}
     condition, body = node.regions
-    found: dict[int, _State] = {}
+    found: dict[int, State] = {}
     for number, name in enumerate(condition.parameters):
         if not condition.users[name] and name not in condition.outputs:
             state = _find_state(body, number)
@@ -79,7 +80,7 @@ def _find_states(graph: Graph, node: Node) -> dict[int, _State]:
     return found
 
 
-def _find_state(body: Graph, number: int) -> _State | None:
+def _find_state(body: Graph, number: int) -> State | None:
     """The order of a state that is updated in place, and else only read by products: all in this one order."""
     parameter, output = body.parameters[number], body.outputs[number]
     array = body[parameter].array
@@ -104,7 +105,7 @@ def _find_state(body: Graph, number: int) -> _State | None:
     identity = tuple(range(array.rank))
     if output not in held or len(orders) != 1 or orders == {identity}:
         return None
-    return _State(orders.pop(), frozenset(held), frozenset(readers))
+    return State(orders.pop(), frozenset(held), frozenset(readers))
 
 
 def _updates(node: Node, name: str) -> bool:
@@ -206,7 +207,7 @@ def _invert(permutation: Permutation) -> Permutation:
     return tuple(permutation.index(d) for d in range(len(permutation)))
 
 
-def _carry(graph: Graph, loop: Node, states: Mapping[int, _State]) -> Graph:
+def carry(graph: Graph, loop: Node, states: Mapping[int, State]) -> Graph:
     """The graph with transposes around a loop that carries states in other orders."""
     made = _Writer(taken=set(graph.nodes))
     for node in graph:
@@ -227,7 +228,7 @@ def _carry(graph: Graph, loop: Node, states: Mapping[int, _State]) -> Graph:
     return replace(graph, nodes=made.nodes)
 
 
-def _turn_loop(graph: Graph, loop: Node, states: Mapping[int, _State], made: _Writer) -> Node:
+def _turn_loop(graph: Graph, loop: Node, states: Mapping[int, State], made: _Writer) -> Node:
     operands = list(loop.operands)
     for number, state in states.items():
         before = operands[number]
@@ -243,7 +244,7 @@ def _turn_loop(graph: Graph, loop: Node, states: Mapping[int, _State], made: _Wr
     return replace(loop, type=TupleType(types), operands=tuple(operands), regions=regions)
 
 
-def _turn_body(body: Graph, states: Mapping[int, _State]) -> Graph:
+def _turn_body(body: Graph, states: Mapping[int, State]) -> Graph:
     held = {name: state.permutation for state in states.values() for name in state.held}
     readers = {name for state in states.values() for name in state.readers}
     made = _Writer(taken=set(body.nodes))
@@ -258,11 +259,28 @@ def _turn_body(body: Graph, states: Mapping[int, _State]) -> Graph:
                 starts = [starts[d] for d in permutation]
                 turned = replace(turned, operands=(whole, update, *starts))
             made.nodes[node.name] = turned
+        elif node.name in readers and isinstance(node.attrs, DynamicSliceAttrs):
+            _turn_slice(node, held[node.operands[0]], made)
         elif node.name in readers:
             made.nodes[node.name] = _turn_reader(node, held)
         else:
             made.nodes[node.name] = node
     return replace(body, nodes=made.nodes)
+
+
+def _turn_slice(node: Node, permutation: Permutation, made: _Writer) -> None:
+    """A slice of a value that lies in another order now, and its transpose in the order before."""
+    assert isinstance(node.attrs, DynamicSliceAttrs)
+    whole, *starts = node.operands
+    attrs = DynamicSliceAttrs(tuple(node.attrs.sizes[d] for d in permutation))
+    name = free_name(f"{node.name}.carried", made.taken)
+    made.taken.add(name)
+    operands = (whole, *(starts[d] for d in permutation))
+    made.nodes[name] = replace(
+        node, name=name, type=_turn(node.array, permutation), operands=operands, attrs=attrs
+    )
+    back = TransposeAttrs(_invert(permutation))
+    made.nodes[node.name] = replace(node, op="transpose", operands=(name,), attrs=back)
 
 
 def _turn_reader(node: Node, held: Mapping[str, Permutation]) -> Node:

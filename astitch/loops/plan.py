@@ -31,6 +31,7 @@ from astitch.loops.cuts import Cut, Share, list_cuts, project_xla, try_cut
 from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
+from astitch.loops.part_products import part_products
 from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, spell_out
@@ -164,13 +165,14 @@ class LoopPlanner:
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop whose rows are spelled out, and the turns of loops in it."""
         condition, body = loop.node.regions
-        body, turns = unroll_inner(body)
-        if turns:
-            node = replace(loop.node, regions=(condition, body))
-            unrolled = analyse_loop(graph, node, carries=True)
-            if isinstance(unrolled, LoopRefusal):
-                return unrolled
-            loop = unrolled
+        unrolled, turns = unroll_inner(body)
+        parted = part_products(unrolled)
+        if parted is not body:
+            node = replace(loop.node, regions=(condition, parted))
+            found = analyse_loop(graph, node, carries=True)
+            if isinstance(found, LoopRefusal):
+                return found
+            loop = found
         live = find_live(loop, results)
         # XLA computes some products of so few numbers in its kernels of other ops: half of them, by estimate.
         products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2

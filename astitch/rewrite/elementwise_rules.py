@@ -344,17 +344,22 @@ def merge_bitcast_converts(node: Node, draft: Draft) -> Node | str | None:
     return replace(node, operands=(x.name,))
 
 
-def lift_reshape_over_elementwise(node: Node, draft: Draft) -> Node | str | None:
+def lift_reshape_over_elementwise(
+    node: Node, draft: Draft, *, merges: bool = False
+) -> Node | str | None:
     """f(reshape(x), reshape(y), broadcast(c)) -> reshape(f(x, y, broadcast(c)))
 
     for x and y of one shape, which differs from f's in dimensions of 1 only, and constant c.
+    merges: it may be any shape.
     """
     shape: tuple[int, ...] | None = None
     for name in node.operands:
         operand = draft[name]
         if OPS[operand.op].is_view:
             below = draft[operand.operands[0]].shape
-            if squeeze(below) != squeeze(node.shape) or shape not in (None, below):
+            if not merges and squeeze(below) != squeeze(node.shape):
+                return None
+            if shape not in (None, below):
                 return None
             shape = below
         elif read_splat(draft, name) is None:

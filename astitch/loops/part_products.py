@@ -1,0 +1,121 @@
+"""Body of a loop -> the same with products that XLA merged each for itself again, and each dimension for itself.
+
+XLA multiplies what has an operand in common as one: it puts rows of several values one behind the other, merges
+dimensions, and cuts the result.  Then a dimension holds rows and numbers of a row together.  Where a thread is to have
+all numbers of a row, `F @ P` of [rows, 4, 4] and `F @ x` of [rows, 4] want the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, Graph, Node
+from astitch.graph.matmul import label_product
+from astitch.graph.ops import OPS, Kind
+from astitch.rewrite.draft import Draft, Rule, become
+from astitch.rewrite.elementwise_rules import lift_reshape_over_elementwise
+from astitch.rewrite.movement_rules import group_dimensions
+from astitch.rewrite.simplify import find_rules, rewrite_graph
+
+
+def part_products(body: Graph) -> Graph:
+    """The same function; the body itself where it has nothing to part."""
+    merged = {"concatenate", "reshape"}
+    products = (node for node in body if isinstance(node.attrs, DotAttrs))
+    if not any(body[o].op in merged for node in products for o in node.operands):
+        return body
+    return rewrite_graph(body, _hear, _keep, rules=_find_rules)
+
+
+def _hear(rule: str, node: str) -> None:
+    """Nobody is told."""
+
+
+def _keep(node: Node, draft: Draft, values: Mapping[str, str]) -> None:
+    """Rules alone change nodes."""
+
+
+def part_joined_operand(node: Node, draft: Draft) -> Node | str | None:
+    """dot(concatenate(x, y), w) -> concatenate(dot(x, w), dot(y, w)), where no sum crosses the pieces"""
+    assert isinstance(node.attrs, DotAttrs)
+    for side, labels in enumerate(_label(node, draft)):
+        joined = draft[node.operands[side]]
+        if joined.op != "concatenate" or not isinstance(joined.attrs, DimensionAttrs):
+            continue
+        dimension = labels[joined.attrs.dimension]
+        if not len(node.attrs.lhs_batch) <= dimension < node.array.rank:
+            continue
+        parts = []
+        for piece in joined.operands:
+            operands = _put_at(node.operands, side, piece)
+            shape = list(node.shape)
+            shape[dimension] = draft[piece].shape[joined.attrs.dimension]
+            type_ = ArrayType(node.dtype, tuple(shape))
+            parts.append(draft.add(node, "dot", type_, operands, node.attrs))
+        return become(node, "concatenate", tuple(parts), DimensionAttrs(dimension))
+    return None
+
+
+def lift_reshape_over_dot(node: Node, draft: Draft) -> Node | str | None:
+    """dot(reshape(x), w) -> reshape(dot(x, w)), where the reshape merges or parts no dimension that is summed"""
+    assert isinstance(node.attrs, DotAttrs)
+    batches = (node.attrs.lhs_batch, node.attrs.rhs_batch)
+    summed = (node.attrs.lhs_contracting, node.attrs.rhs_contracting)
+    for side, labels in enumerate(_label(node, draft)):
+        reshaped = draft[node.operands[side]]
+        if reshaped.op != "reshape":
+            continue
+        source = draft[reshaped.operands[0]]
+        place = {
+            after[0]: before[0]
+            for before, after in group_dimensions(source.shape, reshaped.shape)
+            if len(before) == len(after) == 1
+        }
+        if not all(d in place for d in (*batches[side], *summed[side])):
+            continue
+        batch, contracting = (tuple(place[d] for d in dims[side]) for dims in (batches, summed))
+        if side == 0:
+            attrs = replace(node.attrs, lhs_batch=batch, lhs_contracting=contracting)
+        else:
+            attrs = replace(node.attrs, rhs_batch=batch, rhs_contracting=contracting)
+        free = [n for d, n in enumerate(source.shape) if d not in (*batch, *contracting)]
+        at = [number for number in sorted(labels) if _is_free(node, number)]
+        shape = (*node.shape[: at[0]], *free, *node.shape[at[-1] + 1 :]) if at else None
+        if shape is None or shape == node.shape:
+            continue
+        operands = _put_at(node.operands, side, source.name)
+        product = draft.add(node, "dot", ArrayType(node.dtype, shape), operands, attrs)
+        return become(node, "reshape", (product,))
+    return None
+
+
+def lift_merging_reshape(node: Node, draft: Draft) -> Node | str | None:
+    """f(reshape(x), reshape(y)) -> reshape(f(x, y)), for x and y of one shape"""
+    return lift_reshape_over_elementwise(node, draft, merges=True)
+
+
+def _is_free(node: Node, label: int) -> bool:
+    assert isinstance(node.attrs, DotAttrs)
+    return len(node.attrs.lhs_batch) <= label < node.array.rank
+
+
+def _label(node: Node, draft: Draft) -> Sequence[tuple[int, ...]]:
+    assert isinstance(node.attrs, DotAttrs)
+    lhs, rhs = (draft[operand].array.rank for operand in node.operands)
+    return label_product(node.attrs, lhs, rhs)
+
+
+def _put_at(operands: tuple[str, ...], side: int, name: str) -> tuple[str, ...]:
+    return (*operands[:side], name, *operands[side + 1 :])
+
+
+_PARTING: tuple[Rule, ...] = (part_joined_operand, lift_reshape_over_dot)
+
+
+def _find_rules(op: str) -> tuple[Rule, ...]:
+    if op == "dot":
+        return _PARTING
+    if op in OPS and OPS[op].kind is Kind.ELEMENTWISE:
+        return (*find_rules(op), lift_merging_reshape)
+    return find_rules(op)

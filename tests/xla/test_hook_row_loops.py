@@ -1,0 +1,132 @@
+"""Loops over rows that each have small matrices of their own, spelled as users spell them: one kernel each, through
+XLA's hook, where XLA has merged their products."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.ahead_of_time import needs_hook
+from tests.hook_evaluation import Hooked, stitch_through_hook
+
+pytestmark = needs_hook
+
+TURNS = 5
+
+
+def step(x: Any, p: Any, y: Any, f: Any, h: Any) -> tuple[Any, Any]:
+    """A Kalman filter's step for one row: two numbers of four are seen."""
+    x, p = f @ x, f @ p @ f.T + 0.01 * jnp.eye(4, dtype=x.dtype)
+    s = h @ p @ h.T + 0.1 * jnp.eye(2, dtype=x.dtype)
+    det = s[0, 0] * s[1, 1] - s[0, 1] * s[1, 0]
+    inverse = jnp.stack([jnp.stack([s[1, 1], -s[0, 1]]), jnp.stack([-s[1, 0], s[0, 0]])]) / det
+    gain = p @ h.T @ inverse
+    return x + gain @ (y - h @ x), p - gain @ h @ p
+
+
+def by_fori(x: Any, p: Any, y: Any, f: Any, h: Any, *, axis: int = 0) -> Any:
+    def turn(t: Any, state: Any) -> Any:
+        x, p, seen = state
+        now = lax.dynamic_index_in_dim(y, t, axis, keepdims=False)
+        x, p = jax.vmap(step, (0, 0, 0, None, None))(x, p, now, f, h)
+        return x, p, lax.dynamic_update_index_in_dim(seen, x, t, axis)
+
+    shape = (*y.shape[:2], 4)
+    return lax.fori_loop(0, TURNS, turn, (x, p, jnp.zeros(shape, x.dtype)))
+
+
+def by_scan_of_vmap(x: Any, p: Any, y: Any, f: Any, h: Any) -> Any:
+    def turn(state: Any, now: Any) -> Any:
+        state = jax.vmap(step, (0, 0, 0, None, None))(*state, now, f, h)
+        return state, state[0]
+
+    return lax.scan(turn, (x, p), y)
+
+
+def by_vmap_of_scan(x: Any, p: Any, y: Any, f: Any, h: Any) -> Any:
+    def one(x: Any, p: Any, y: Any) -> Any:
+        def turn(state: Any, now: Any) -> Any:
+            state = step(*state, now, f, h)
+            return state, state[0]
+
+        return lax.scan(turn, (x, p), y)
+
+    return jax.vmap(one, (0, 0, 1))(x, p, y)
+
+
+def by_einsum(x: Any, p: Any, y: Any, f: Any, h: Any) -> Any:
+    """A cubature-like smoother: products written out, a counter in a while."""
+
+    def turn(state: Any) -> Any:
+        t, x, p = state
+        x = jnp.einsum("ij,nj->ni", f, x)
+        p = jnp.einsum("ij,njk,lk->nil", f, p, f) + 0.01 * jnp.eye(4, dtype=x.dtype)
+        error = y[t] - jnp.einsum("ij,nj->ni", h, x)
+        gain = jnp.einsum("nij,kj->nik", p, h) / (1 + jnp.einsum("nii->n", p)[:, None, None])
+        x = x + jnp.einsum("nij,nj->ni", gain, error)
+        return t + 1, x, p - jnp.einsum("nij,jk,nkl->nil", gain, h, p)
+
+    return lax.while_loop(lambda state: state[0] < TURNS, turn, (0, x, p))[1:]
+
+
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    "fori": by_fori,
+    "fori_batch_major": partial(by_fori, axis=1),
+    "scan_of_vmap": by_scan_of_vmap,
+    "vmap_of_scan": by_vmap_of_scan,
+    "einsum": by_einsum,
+}
+
+
+def arguments_for(name: str, rows: int, dtype: Any) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    square = rng.standard_normal((rows, 4, 4)) / 4
+    shape = (rows, TURNS, 2) if name == "fori_batch_major" else (TURNS, rows, 2)
+    arrays = (
+        rng.standard_normal((rows, 4)),
+        square @ square.swapaxes(1, 2) + np.eye(4),
+        rng.standard_normal(shape),
+        np.eye(4) + 0.1 * np.eye(4, k=2),
+        np.eye(2, 4) + 0.1,
+    )
+    return [np.asarray(a, dtype) for a in arrays]
+
+
+def has_threads_of_rows(hooked: Hooked) -> bool:
+    """Is the loop one kernel, each row of which has a lane of a warp?"""
+    assert hooked.stitching
+    found = re.search(
+        r"turns in one kernel .*, 32 rows a group", hooked.stitching.compilation.explain()
+    )
+    return found is not None
+
+
+@pytest.mark.parametrize("rows", [48, 250])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_filter_for_each_row_is_one_kernel(name: str, rows: int) -> None:
+    fn, arguments = SPELLINGS[name], arguments_for(name, rows, np.float32)
+    hooked = stitch_through_hook(fn, *arguments)
+    assert has_threads_of_rows(hooked)
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        np.testing.assert_allclose(got.reshape(want.shape), want, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["fori", "vmap_of_scan"])
+def test_in_half_precision(name: str) -> None:
+    fn, arguments = SPELLINGS[name], arguments_for(name, 48, jnp.bfloat16)
+    hooked = stitch_through_hook(fn, *arguments)
+    assert has_threads_of_rows(hooked)
+    exact = [np.asarray(a, np.float32) for a in arguments]
+    wanted = jax.tree.leaves(jax.jit(fn)(*exact))
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        apart = np.abs(got.reshape(want.shape).astype(np.float32) - want)
+        assert apart.max() < 0.05 * np.abs(want).max()
