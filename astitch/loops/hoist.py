@@ -31,6 +31,9 @@ from astitch.rewrite.barriers import Opened, find_behind, open_barriers
 MOST_NEW_BYTES = 1 << 20
 """The largest stack that a loop without products writes so that a sum may leave it: XLA writes none."""
 
+SHORT_SUM = 16
+"""So it is in any loop for a sum of so few numbers, which may all be one thread's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
@@ -319,7 +322,9 @@ class _Hoister:
             and len(node.operands) == 2
         ):
             start = self.values.outside(self.constant(node.operands[1]))
-            stack = self.stack_of(node.operands[0])
+            summed = self.old[node.operands[0]].array
+            is_short = summed.size <= SHORT_SUM * node.array.size
+            stack = self.stack_of(node.operands[0], writes_much=not is_short)
             operands = (stack, start)
             attrs = DimensionsAttrs(tuple(d + 1 for d in attrs.dimensions))
         elif isinstance(attrs, DotAttrs):
@@ -380,8 +385,11 @@ class _Hoister:
                 )
         raise NotOverTurns
 
-    def stack_of(self, name: str) -> str:
-        """A value of all turns, after the loop: read from stacks, or written into one by the loop."""
+    def stack_of(self, name: str, *, writes_much: bool = True) -> str:
+        """A value of all turns, after the loop: read from stacks, or written into one by the loop.
+
+        writes_much: may this be more than MOST_NEW_BYTES?  Raises NotOverTurns.
+        """
         if self.values.is_timed(name):
             return self.values.over_turns(name)
         if name not in self.old.nodes or name not in self.values.carried:
@@ -403,7 +411,8 @@ class _Hoister:
                         self.made.after, f"{name}.stack", Node("", "reshape", type_, (result,))
                     )
         if name not in self.written:
-            if not self.multiplies and type_.bytes > MOST_NEW_BYTES:
+            may_be_large = writes_much and self.multiplies
+            if not may_be_large and type_.bytes > MOST_NEW_BYTES:
                 raise NotOverTurns
             self.written[name] = self.made.project(self.made.add_stack(name, type_))
         return self.written[name]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from astitch.graph.ir import ArrayType
 from tests.ahead_of_time import needs_hook
 from tests.hook_evaluation import Hooked, stitch_through_hook
 
@@ -130,3 +131,95 @@ def test_in_half_precision(name: str) -> None:
     for got, want in zip(hooked.run(arguments), wanted, strict=True):
         apart = np.abs(got.reshape(want.shape).astype(np.float32) - want)
         assert apart.max() < 0.05 * np.abs(want).max()
+
+
+# ---- stacks as they lie outside ----------------------------------------------------------------------------------
+
+
+def forward(chances: Any, seen: Any, *, reverse: bool = False) -> Any:
+    """A hidden Markov model's forward pass for one row."""
+
+    def turn(state: Any, now: Any) -> Any:
+        state = (state @ chances) * now
+        state = state / state.sum()
+        return state, state
+
+    start = jnp.full(chances.shape[0], 1 / chances.shape[0], seen.dtype)
+    return lax.scan(turn, start, seen, reverse=reverse)[1]
+
+
+def spun(axis: Any, pushed: Any) -> Any:
+    """Rotations of a body: a turn gives the third column of a matrix."""
+
+    def turn(rotation: Any, push: Any) -> Any:
+        x, y, z = axis * push
+        rate = jnp.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+        rotation = rotation @ (jnp.eye(3, dtype=axis.dtype) + 0.1 * rate)
+        return rotation, rotation @ jnp.array([0, 0, 1], axis.dtype)
+
+    return lax.scan(turn, jnp.eye(3, dtype=axis.dtype), pushed)[1]
+
+
+def uniform(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(1).uniform(0.1, 1, shape).astype(dtype)
+
+
+GIVEN: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "one_batch": (jax.vmap(forward), (uniform(300, 4, 4), uniform(300, 6, 4))),
+    "backwards": (
+        jax.vmap(partial(forward, reverse=True)),
+        (uniform(300, 8, 8), uniform(300, 7, 8)),
+    ),
+    "two_batches": (jax.vmap(jax.vmap(forward)), (uniform(5, 70, 4, 4), uniform(5, 70, 6, 4))),
+    "half": (
+        jax.vmap(forward),
+        (uniform(300, 8, 8, dtype=jnp.bfloat16), uniform(300, 6, 8, dtype=jnp.bfloat16)),
+    ),
+    "matrices": (jax.vmap(spun), (uniform(300, 3), uniform(300, 6, 3))),
+    "gradient": (
+        jax.grad(lambda *a: jnp.square(jax.vmap(forward)(*a)).sum(), (0, 1)),
+        (uniform(300, 4, 4), uniform(300, 6, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_stacks_are_read_and_written_as_they_lie(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astitch.loops.stack_order.LEAST_BYTES", 0)
+    monkeypatch.setattr("astitch.loops.hoist.MOST_NEW_BYTES", 0)
+    fn, arguments = GIVEN[name]
+    hooked = stitch_through_hook(fn, *arguments)
+    assert has_threads_of_rows(hooked)
+    stacks = [a.size for a in arguments if a.ndim > 2 and a.shape[-2] != a.shape[-1]]
+    moved = [n for n in hooked.graph if n.op in ("transpose", "copy") and n.array.size in stacks]
+    assert not moved
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    largest = max(array.size for array in (*arguments, *wanted))
+    types = [t for n in hooked.graph for t in getattr(n.type, "elements", (n.type,))]
+    assert max(t.size for t in types if isinstance(t, ArrayType)) <= largest
+    tolerance = 0.03 if name == "half" else 1e-4
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        given, exact = got.reshape(want.shape).astype(np.float32), want.astype(np.float32)
+        np.testing.assert_allclose(given, exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_rows_of_few_bytes_are_transposed(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn would move a sector of 32 bytes for 4 or 8 of them: to transpose the array moves less."""
+    monkeypatch.setattr("astitch.loops.stack_order.LEAST_BYTES", 0)
+
+    def one(rate: Any, x: Any) -> Any:
+        def turn(state: Any, now: Any) -> Any:
+            state = jnp.sin(state * rate) + now
+            return state, state
+
+        return lax.scan(turn, jnp.zeros(numbers), x)[1]
+
+    arguments = uniform(300, numbers), uniform(300, 6, numbers)
+    hooked = stitch_through_hook(jax.vmap(one), *arguments)
+    (want,) = jax.tree.leaves(jax.jit(jax.vmap(one))(*arguments))
+    (got,) = hooked.run(arguments)
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
+    assert hooked.kernels > 1
