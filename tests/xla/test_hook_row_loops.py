@@ -223,3 +223,35 @@ def test_rows_of_few_bytes_are_transposed(numbers: int, monkeypatch: pytest.Monk
     (got,) = hooked.run(arguments)
     np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
     assert hooked.kernels > 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_recurrent_layer_of_batches_in_front(
+    reverse: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras' order: [batch, turns, features] goes in and comes out."""
+    monkeypatch.setattr("astitch.loops.stack_order.LEAST_BYTES", 0)
+
+    def layer(x: Any, w: Any, u: Any) -> Any:
+        def turn(h: Any, now: Any) -> Any:
+            h = jnp.tanh(now @ w + h @ u)
+            return h, h
+
+        start = jnp.zeros((x.shape[0], u.shape[0]), x.dtype)
+        last, every = lax.scan(turn, start, x.swapaxes(0, 1), reverse=reverse)
+        return last, every.swapaxes(0, 1)
+
+    arguments = uniform(12, 9, 16), uniform(16, 32) - 0.5, uniform(32, 32) / 4 - 0.1
+    arguments = tuple(np.asarray(a, dtype) for a in arguments)
+    hooked = stitch_through_hook(layer, *arguments)
+    assert not any(node.op == "while" for node in hooked.graph)
+    assert not any(
+        n.op in ("transpose", "copy") and n.array.size == 12 * 9 * 32 for n in hooked.graph
+    )
+    exact = [np.asarray(a, np.float32) for a in arguments]
+    wanted = jax.tree.leaves(jax.jit(layer)(*exact))
+    tolerance = 1e-4 if dtype is np.float32 else 0.03
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        given = got.reshape(want.shape).astype(np.float32)
+        np.testing.assert_allclose(given, want, rtol=tolerance, atol=tolerance)
