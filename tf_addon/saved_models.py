@@ -6,6 +6,7 @@ TensorFlow leaves to others, `assets.extra`, as a cache that is only read.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,13 +52,16 @@ class Signatures(Mapping[str, Callable[..., Any]]):
         return len(self._functions)
 
 
+_numbers = itertools.count()
+
+
 def _compile(model: Any, name: str) -> Callable[..., Any]:
     def call(**inputs: Any) -> Any:
         return model.signatures[name](**inputs)
 
     call.__name__ = call.__qualname__ = name
-    # TensorFlow warns of one code that is traced again and again.
-    call.__code__ = call.__code__.replace(co_name=name)
+    # TensorFlow warns of one code that is traced again and again, and codes of equal content are one.
+    call.__code__ = call.__code__.replace(co_name=f"{name}.{next(_numbers)}")
     compiled: Callable[..., Any] = function(call)
     return compiled
 

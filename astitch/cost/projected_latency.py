@@ -289,7 +289,7 @@ class _Projector:
         # Loads of parts of the same lines, as of points' coordinates, ask the L2 once.  One of the same part is of a
         # later pass, which asks again.
         loads: dict[tuple[str, int, float, int], float] = {}
-        times: Counter[tuple[str, float, float]] = Counter()
+        passes: Counter[tuple[str, float, float]] = Counter()
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
@@ -301,9 +301,9 @@ class _Projector:
                     access.array,
                     int(access.start // LINE_BYTES),
                     access.sector_bytes,
-                    times[same],
+                    passes[same],
                 )
-                times[same] += 1
+                passes[same] += 1
                 known = loads.get(line, 0.0)
                 sectors, loads[line] = max(sectors - known, 0.0), max(sectors, known)
             l2 += sectors

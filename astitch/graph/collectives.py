@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, OpaqueAttrs
@@ -41,48 +42,25 @@ def find_combined(graph: Graph) -> list[list[str]]:
     looks = [_look_at(graph, members, end) for members, end in sums]
     made = [[number] for number, (kin, _) in enumerate(looks) if not kin]
     waiting = {number: look for number, look in enumerate(looks) if look[0]}
-    kinds = {kin for kin, _ in waiting.values()}
-    waits = _find_waits(graph, units, made)
+    before = _find_before(graph, units)
+    waits = [functools.reduce(int.__or__, map(before.__getitem__, unit)) for unit in units]
     while waiting:
         first, (kin, size) = next(iter(waiting.items()))
-        group, mask = [first], 1 << first
+        group, mask, reached = [first], 1 << first, waits[first]
         for number, (other, count) in waiting.items():
             if number == first or other != kin or count > COMBINED_BYTES:
                 continue
             size += count
             # By a group of another kind one of these may wait for what follows it.
-            awaited = any(waits[one] >> number & 1 for one in group)
-            if waits[number] & mask or awaited or size > COMBINED_BYTES:
+            if waits[number] & mask or reached >> number & 1 or size > COMBINED_BYTES:
                 break
             group.append(number)
-            mask |= 1 << number
+            mask, reached = mask | 1 << number, reached | waits[number]
         made.append(group)
         waiting = {number: look for number, look in waiting.items() if number not in group}
-        if len(group) > 1 and len(kinds) > 1:  # groups of one kind follow each other
-            waits = _find_waits(graph, units, made)
+        if len(group) > 1:  # what waits for one of them waits for all
+            waits = [one | mask | reached if one & mask else one for one in waits]
     return [[name for number in group for name in units[number]] for group in made]
-
-
-def _find_waits(
-    graph: Graph, units: Sequence[Sequence[str]], made: Sequence[Sequence[int]]
-) -> list[int]:
-    """For each of the units of collectives those that it waits for: an int with a bit for each unit.
-
-    made: numbers of units that are groups, each of which is waited for as a whole.
-    """
-    placed = {number for group in made for number in group}
-    groups = [*made, *([number] for number in range(len(units)) if number not in placed)]
-    before = _find_before(
-        graph, [[n for number in group for n in units[number]] for group in groups]
-    )
-    masks = [sum(1 << number for number in group) for group in groups]
-    found = []
-    for members in units:
-        reached = 0
-        for name in members:
-            reached |= before[name]
-        found.append(sum(mask for place, mask in enumerate(masks) if reached >> place & 1))
-    return found
 
 
 def _list_sums(graph: Graph) -> list[tuple[list[str], str]]:

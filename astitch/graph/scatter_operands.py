@@ -27,10 +27,10 @@ STORED = 2
 more than the scatter's own."""
 
 DEAR = 8
-"""The same where scatters would keep much, as where each corner of a cell has an index and a weight of its own."""
+"""STORED where values stored for scatters exceed MOST_KEPT, as where each corner has an index and a weight."""
 
 MOST_KEPT = 0.05
-"""The share of a program's memory up to which bytes that are stored for scatters are not dear."""
+"""Up to this share of the bytes that a program may take, STORED is the price."""
 
 FLOPS_PER_BYTE = 4
 """Operations that take as long as a byte of traffic: a scatter has nothing else to do while it waits for memory."""
@@ -62,10 +62,10 @@ def choose_scatter_operands(
     names = {scatter.name for scatter in scatters}
     cones = {scatter.name: _Cone(graph, scatter, names, left) for scatter in scatters}
     chosen = _choose_all(cones, STORED)
-    if math.isinf(most_bytes) or _count_stored(chosen, cones) <= MOST_KEPT * most_bytes:
+    if math.isinf(most_bytes) or _count_stored(graph, chosen, cones) <= MOST_KEPT * most_bytes:
         return chosen
     dear = _choose_all(cones, DEAR)
-    return min(chosen, dear, key=lambda found: _count_stored(found, cones))
+    return min(chosen, dear, key=lambda found: _count_stored(graph, found, cones))
 
 
 def _choose_all(cones: Mapping[str, _Cone], price: int) -> dict[str, set[str]]:
@@ -79,13 +79,13 @@ def _choose_all(cones: Mapping[str, _Cone], price: int) -> dict[str, set[str]]:
     return chosen
 
 
-def _count_stored(chosen: Mapping[str, set[str]], cones: Mapping[str, _Cone]) -> int:
+def _count_stored(graph: Graph, chosen: Mapping[str, set[str]], cones: Mapping[str, _Cone]) -> int:
     """The bytes that kernels store for scatters alone."""
     stored: set[str] = set()
     for name, cone in cones.items():
         read = cone.list_read(chosen[name])
-        stored |= {stored_value(cone.graph, o) for o in read if cone.is_stored_alone(o)}
-    return sum(next(iter(cones.values())).graph[name].array.bytes for name in stored)
+        stored |= {stored_value(graph, o) for o in read if cone.is_stored_alone(o)}
+    return sum(graph[name].array.bytes for name in stored)
 
 
 def split_operands(scatter: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -173,17 +173,21 @@ class _Cone:
     def find_near(self) -> set[str]:
         """The ops that may be computed for each update: as many as are wanted, those near the scatter first."""
         near: set[str] = set()
-        waiting = deque(self.given)
-        while waiting and len(near) < MOST_REPEATED + len(self.alone):
+        left = MOST_REPEATED
+        seen = set(self.given)
+        waiting = deque(dict.fromkeys(self.given))
+        while waiting:
             name = waiting.popleft()
-            if name in near:
-                continue
-            if name in self.alone or self.may_repeat(self.graph[name]):
-                near.add(name)
-                operands = [o for o in self.graph[name].operands if o not in self.graph.embedded]
-                waiting += operands
-                if name in self.places:
-                    self.places.update(operands)
+            if name not in self.alone:
+                if not left or not self.may_repeat(self.graph[name]):
+                    continue
+                left -= 1
+            near.add(name)
+            operands = [o for o in self.graph[name].operands if o not in self.graph.embedded]
+            if name in self.places:
+                self.places.update(operands)
+            waiting += [o for o in dict.fromkeys(operands) if o not in seen]
+            seen.update(operands)
         return near
 
     def is_needed(self, node: Node) -> bool:

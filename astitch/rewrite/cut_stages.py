@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import networkx as nx
+
 from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import ArrayType, Graph
@@ -98,17 +100,27 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     found: dict[str, int] = {}
     for names in _list_parts(parts):
         first = _find_leaders(graph, names, numbers)
+        if parts[names[0]][1]:
+            first = _join_readers(graph, first, numbers)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
-        bound = {one for one, other in edges if one != other}
-        is_awaited = any(parts[name][1] for name in names)
-        for name, readers in _list_readers(graph, first, numbers).items():
-            if is_awaited and len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
-                bound |= readers
-        ends = [one for one, count in moved.items() if count >= LONG_BYTES and one not in bound]
+        read = {one for one, other in edges if one != other}
+        ends = [one for one, count in moved.items() if count >= LONG_BYTES and one not in read]
         order = {one: number for number, one in enumerate(ends, 1)}
         found |= {name: order[one] for name, one in first.items() if one in order}
     return found
+
+
+def _join_readers(
+    graph: Graph, leaders: Mapping[str, str], numbers: Collection[str]
+) -> dict[str, str]:
+    """The leaders, one for those that read one large array from memory.  leaders: see _find_leaders."""
+    alike = nx.Graph()
+    for name, readers in _list_readers(graph, leaders, numbers).items():
+        if len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
+            nx.add_path(alike, sorted(readers))
+    leader = {one: min(joined) for joined in nx.connected_components(alike) for one in joined}
+    return {name: leader.get(one, one) for name, one in leaders.items()}
 
 
 def _list_parts(parts: Mapping[str, Part]) -> list[list[str]]:

@@ -41,7 +41,8 @@ LARGE_BYTES = 64 << 10
 """Values from this size on keep what has them in common in one piece; smaller ones cost a kernel a load."""
 
 SMALL_SHARE = 8
-"""So does a value of so many times fewer bytes than each of its readers makes, as an identity matrix for a batch."""
+"""A value keeps nothing together either where each of its readers makes so many times its bytes, as an identity matrix
+for a batch."""
 
 LEAST_PEAK = 1 << 20
 """A peak below it is not looked at."""

@@ -50,16 +50,16 @@ def order_steps(
         if isinstance(step, KernelStep) and step.kernel.name in meeting
     }
     own = {number: _join(awaited, members[step.kernel.name]) for number, step in meet.items()}
-    ready = _count_before(graph)
+    ops_before = _count_before(graph)
     early = {
-        number: own[number] or _find_next(graph, awaited, step, ready)
+        number: own[number] or _find_next(graph, awaited, step, ops_before)
         for number, step in meet.items()
     }
     # A kernel is awaited by all that awaits its readers, so that the tokens go the way of the values.  One that no
     # collective waits for may come before a small sum that it reads: then all such come last.
     for masks in (early, own):
         linked = [set(numbers) for numbers in before]
-        for one, other in itertools.pairwise(_order_kernels(masks, ready)):
+        for one, other in itertools.pairwise(_order_kernels(masks, ops_before)):
             linked[other].add(one)
         sorted_ = _sort(linked)
         if len(sorted_) == len(steps):
@@ -67,22 +67,22 @@ def order_steps(
     return steps
 
 
-def _order_kernels(masks: Mapping[int, int], ready: Sequence[int]) -> list[int]:
+def _order_kernels(masks: Mapping[int, int], ops_before: Sequence[int]) -> list[int]:
     """The numbers of kernels, each behind those that more than its own collectives wait for, else as above.
 
-    masks: by number, the collectives that wait for the kernel.  ready: see _count_before.
+    masks: by number, the collectives that wait for the kernel.  ops_before: see _count_before.
     """
 
     def place(number: int) -> tuple[float, int, int]:
         mask = masks[number]
-        first = min((ready[group] for group in _list_groups(mask)), default=math.inf)
+        first = min((ops_before[group] for group in _list_groups(mask)), default=math.inf)
         return first, -mask.bit_count(), number
 
     return sorted(masks, key=place)
 
 
 def _count_before(graph: Graph) -> list[int]:
-    """For each group of find_combined how many ops it waits for: the fewer, the earlier it is ready."""
+    """For each group of find_combined how many ops it waits for, which stands for when it is ready."""
     place = {name: number for number, name in enumerate(graph.nodes)}
     before: dict[str, int] = {}
     for node in graph:
@@ -91,7 +91,7 @@ def _count_before(graph: Graph) -> list[int]:
 
 
 def _find_next(
-    graph: Graph, awaited: Mapping[str, int], step: KernelStep, ready: Sequence[int]
+    graph: Graph, awaited: Mapping[str, int], step: KernelStep, ops_before: Sequence[int]
 ) -> int:
     """The collectives that wait for what a kernel reads, without the first; 0 unless it makes little of much."""
     made = sum(view.type.bytes for view in _written(step))
@@ -102,7 +102,7 @@ def _find_next(
     if not read or READ_SHARE * made > sum(view.type.bytes for view in _read(step)):
         return 0
     mask = functools.reduce(int.__and__, (awaited[name] for name in read))
-    first = min(_list_groups(mask), key=ready.__getitem__, default=None)
+    first = min(_list_groups(mask), key=ops_before.__getitem__, default=None)
     return mask if first is None else mask & ~(1 << first)
 
 
@@ -111,7 +111,7 @@ def _list_groups(mask: int) -> list[int]:
 
 
 def _join(masks: Mapping[str, int], names: Iterable[str]) -> int:
-    """The bits of one of the ops."""
+    """The bits of all the ops, joined."""
     joined = 0
     for name in names:
         joined |= masks.get(name, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from astitch.graph import collectives
 from astitch.graph.collectives import (
     COMBINED_BYTES,
     find_awaited,
@@ -123,6 +124,24 @@ def test_what_waits_for_one_of_the_group_begins_another():
     b = exchange(g, "all-reduce", g.op("tanh", "f32[8]", a), "b", "f32")
     c = exchange(g, "all-reduce", g.parameter("f32[8]"), "c", "f32")
     assert find_combined(g.build(b, c)) == [["a"], ["b", "c"]]
+
+
+def test_the_graph_is_walked_once_for_all_groups(monkeypatch):
+    """Groups of two kinds that wait for each other are many in FSDP; a compile asks several times."""
+    walks = []
+    find_before = collectives._find_before
+    monkeypatch.setattr(collectives, "_find_before", lambda *a: walks.append(a) or find_before(*a))
+    g = GraphBuilder()
+    value = g.parameter("f32[8]")
+    for number in range(12):
+        kin = ("f32", "gathered")[number % 2]
+        beside = exchange(g, "all-reduce", g.parameter("f32[8]"), f"beside.{number}", kin)
+        value = g.op("add", "f32[8]", value, beside)
+        value = exchange(g, "all-reduce", value, f"sent.{number}", kin)
+    graph = g.build(value)
+    walks.clear()
+    assert len(find_combined(graph)) < 24
+    assert len(walks) == 1
 
 
 @pytest.mark.parametrize("kins", [("f32", "gathered"), ("f32", "bf16"), ("max", "f32")])

@@ -187,6 +187,25 @@ def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, lar
     assert (stage["sum.0"] == stage["sum.1"]) == (large and awaited)
 
 
+@pytest.mark.parametrize("towers", [2, 3])
+def test_long_sums_of_different_arrays_are_apart(towers):
+    """One kernel for the gain and bias of each norm, and none for those of several."""
+    g = GraphBuilder()
+    shape = "f32[16384,1024]"
+    sums = []
+    for tower in range(towers):
+        shared = g.parameter(shape, f"shared.{tower}")
+        for number in range(2):
+            own = g.op("tanh", shape, g.parameter(shape, f"x.{tower}.{number}"))
+            product = g.op("multiply", shape, own, shared)
+            sums.append(g.reduce(product, (0,), "add", name=f"sum.{tower}.{number}"))
+    total = send(g, g.parameter("f32[1]", "other"), "sent")
+    stage = cut(g.build(total, *(send(g, one, f"sent.{one}", "kin") for one in sums)))
+    found = [{stage[f"sum.{tower}.{number}"] for number in range(2)} for tower in range(towers)]
+    assert all(len(stages) == 1 for stages in found)
+    assert len(set().union(*found)) == towers
+
+
 def test_long_updates_follow_the_number_that_they_share():
     """The sum of one gradient's squares scales both: the kernel that computes it comes first."""
     g = GraphBuilder()

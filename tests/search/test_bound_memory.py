@@ -300,7 +300,7 @@ def test_a_small_array_keeps_no_batches_together(shared: str) -> None:
         "both norms are in one stitch op, and each in a piece of its own"
     )
     bounded = bound_memory(whole, preset("h100"), graph)
-    assert peak_of(bounded) <= peak_of(whole)
+    assert peak_of(bounded) < 0.9 * peak_of(whole)
 
 
 def test_what_fits_stays_whole() -> None:

@@ -298,6 +298,26 @@ def test_strings_that_xla_wants_to_know_run_op_by_op() -> None:
         fold(x, tf.constant(["1", "6"]))
 
 
+@pytest.mark.parametrize("uncompiled", [True, False])
+def test_beyond_the_cap_strings_that_xla_wants_to_know_reach_no_kernel_of_its(
+    uncompiled: bool,
+) -> None:
+    signature = [tf.TensorSpec([6], tf.float32), tf.TensorSpec([None], tf.string)]
+
+    @tf.function(jit_compile=True, input_signature=signature)
+    def fold(x: Any, extents: Any) -> Any:
+        return tf.reshape(x, tf.strings.to_number(extents, tf.int32)) * 2.0
+
+    options = {"engine": "host", "max_signatures": 1, "uncompiled": uncompiled}
+    with tf_addon.enabled(**options), tf.device("CPU"):
+        for extents in (["2", "3"], ["6"], ["1", "2", "3"]):
+            if uncompiled:
+                assert fold(normal(6), tf.constant(extents)).shape == list(map(int, extents))
+                continue
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                fold(normal(6), tf.constant(extents))
+
+
 def test_beyond_the_cap_strings_still_run_op_by_op() -> None:
     @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None], tf.int32)])
     def render(x: Any) -> Any:

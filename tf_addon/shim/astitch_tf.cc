@@ -275,7 +275,8 @@ enum class Admission { kFirst, kAgain, kBeyond };
 struct Function {
   std::atomic<int64_t> runs[kOutcomes] = {};
   std::atomic<bool> told_beyond{false};
-  std::atomic<bool> xla_refuses{false};  // a signature of it, so those beyond the most are not given to XLA either
+  std::atomic<bool> xla_refuses{false};  // a signature of it, so those beyond the most are not given to XLA either, for good
+  std::atomic<bool> has_strings{false};  // among the constants, at which XLA's own kernel would end the process
 
   // Has the signature a place among the first `most`?
   Admission admit(const std::string& signature, size_t most) {
@@ -824,7 +825,6 @@ struct Entry {
   const Program* program = nullptr;
   bool xla_refuses = false;
   bool own_error = false;
-  bool has_strings = false;  // among the constants, which XLA cannot have
   bool beyond = false;       // of all signatures that are too many
   bool interrupted = false;  // an exception that came from outside ended it: neither of them
   std::string reason;
@@ -863,8 +863,10 @@ class AstitchKernel : public AsyncOpKernel {
         return fail(ctx, std::move(done),
                     absl::UnimplementedError(absl::StrCat("astitch, strict: ", function_.name(), ": ", refused->reason)));
       const bool xla_refuses = refused->xla_refuses || (refused->beyond && shared_->xla_refuses);
-      // XLA's own kernel would end the process at a constant of strings.
-      if (xla_refuses && is_host_device(ctx) && (state().uncompiled || refused->has_strings))
+      const bool has_strings = shared_->has_strings;
+      if (has_strings && !is_host_device(ctx))
+        return fail(ctx, std::move(done), absl::InvalidArgumentError(refused->reason));
+      if (xla_refuses && is_host_device(ctx) && (state().uncompiled || has_strings))
         return run_op_by_op(ctx, std::move(done), absl::InvalidArgumentError(refused->reason));
       return run_xla(ctx, std::move(done), refused->own_error ? kFailedItself : kXla);
     }
@@ -948,6 +950,7 @@ class AstitchKernel : public AsyncOpKernel {
     std::vector<const Tensor*> values = inputs;
     for (VariableInfo& variable : variables)
       if (variable.var() && variable.var()->is_initialized) values[variable.index()] = variable.var()->tensor();
+    if (has_strings(values)) shared_->has_strings = shared_->xla_refuses = true;
     TF_ASSIGN_OR_RETURN(std::shared_ptr<Entry> entry, find_entry(ctx, inputs, values, variables));
     if (!entry->program) {
       *refused = entry.get();  // the map keeps it as long as this kernel lives
@@ -1084,7 +1087,7 @@ class AstitchKernel : public AsyncOpKernel {
                        const std::vector<const Tensor*>& values, const std::vector<VariableInfo>& variables,
                        Entry* entry) {
     if (has_strings(values)) {
-      entry->xla_refuses = entry->has_strings = true;
+      entry->xla_refuses = true;
       return absl::UnimplementedError("an argument of strings must be a compile-time constant, and XLA has no strings");
     }
     Device* device = static_cast<Device*>(ctx->device());
