@@ -73,6 +73,7 @@ def test_a_target_says_which_passes_are_run() -> None:
     }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {
+        "carry_as_given",
         "follow_directives",
         "take_imported",
         "restore_products",
