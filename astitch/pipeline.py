@@ -225,7 +225,8 @@ def _carry_as_read(graph: Graph, job: Job) -> Graph:
 
 def _carry_as_given(graph: Graph, job: Job) -> Graph:
     assert job.target.loops
-    return check_graph(carry_as_given(graph, job.target.loops))
+    carried = carry_as_given(graph, job.target.loops)
+    return graph if carried is graph else simplify(check_graph(carried))
 
 
 def _fuse_attention(graph: Graph, job: Job) -> Graph:

@@ -119,9 +119,9 @@ def _copy_shim(sources: Sequence[Path], kept: Path) -> None:
 
     name = name_library(find_target())
     place = Path("tensorflow") / name
-    if (PREBUILT / name).exists():
-        content = seal((PREBUILT / name).read_bytes(), FORM, name)
-        PrivateFolder(kept / "tensorflow").write(name, content)
+    built = PREBUILT / name
+    if built.exists():
+        PrivateFolder(kept / "tensorflow").write(name, seal(built.read_bytes(), FORM, name))
         return
     for source in sources:
         if (source / place).exists() and not (kept / place).exists():

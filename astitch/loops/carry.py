@@ -66,18 +66,23 @@ def carry_as_read(graph: Graph, is_kernel: Callable[[Graph, Node], bool]) -> Gra
 
 def _find_states(graph: Graph, node: Node) -> dict[int, State]:
     """By its number, what a loop had better carry in another order."""
-    users = [graph[user].attrs for user in graph.users[node.name]]
+    found = {number: _find_state(node.regions[1], number) for number in list_movable(graph, node)}
+    return {number: state for number, state in found.items() if state is not None}
+
+
+def list_movable(graph: Graph, loop: Node) -> list[int]:
+    """The numbers of what a loop may carry in another order: its condition does not read them, and nobody reads its
+    state as a whole."""
+    users = [graph[user].attrs for user in graph.users[loop.name]]
     projected = all(isinstance(attrs, GetTupleElementAttrs) for attrs in users)
-    if not isinstance(node.type, TupleType) or not projected or node.name in graph.outputs:
-        return {}
-    condition, body = node.regions
-    found: dict[int, State] = {}
-    for number, name in enumerate(condition.parameters):
-        if not condition.users[name] and name not in condition.outputs:
-            state = _find_state(body, number)
-            if state is not None:
-                found[number] = state
-    return found
+    if not isinstance(loop.type, TupleType) or not projected or loop.name in graph.outputs:
+        return []
+    condition = loop.regions[0]
+    return [
+        number
+        for number, name in enumerate(condition.parameters)
+        if not condition.users[name] and name not in condition.outputs
+    ]
 
 
 def _find_state(body: Graph, number: int) -> State | None:
@@ -203,12 +208,16 @@ def _turn(array: ArrayType, permutation: Permutation) -> ArrayType:
     return ArrayType(array.dtype, tuple(array.shape[d] for d in permutation))
 
 
-def _invert(permutation: Permutation) -> Permutation:
+def invert(permutation: Permutation) -> Permutation:
+    """The permutation that undoes one."""
     return tuple(permutation.index(d) for d in range(len(permutation)))
 
 
 def carry(graph: Graph, loop: Node, states: Mapping[int, State]) -> Graph:
-    """The graph with transposes around a loop that carries states in other orders."""
+    """The graph with transposes around a loop that carries states in other orders.
+
+    states: by number, see list_movable.
+    """
     made = _Writer(taken=set(graph.nodes))
     for node in graph:
         if node.name == loop.name:
@@ -223,7 +232,7 @@ def carry(graph: Graph, loop: Node, states: Mapping[int, State]) -> Graph:
         made.taken.add(turned)
         array = _turn(node.array, permutation)
         made.nodes[turned] = replace(node, name=turned, type=array)
-        back = TransposeAttrs(_invert(permutation))
+        back = TransposeAttrs(invert(permutation))
         made.nodes[node.name] = replace(node, op="transpose", operands=(turned,), attrs=back)
     return replace(graph, nodes=made.nodes)
 
@@ -279,7 +288,7 @@ def _turn_slice(node: Node, permutation: Permutation, made: _Writer) -> None:
     made.nodes[name] = replace(
         node, name=name, type=_turn(node.array, permutation), operands=operands, attrs=attrs
     )
-    back = TransposeAttrs(_invert(permutation))
+    back = TransposeAttrs(invert(permutation))
     made.nodes[node.name] = replace(node, op="transpose", operands=(name,), attrs=back)
 
 

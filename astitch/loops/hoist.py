@@ -32,7 +32,7 @@ MOST_NEW_BYTES = 1 << 20
 """The largest stack that a loop without products writes so that a sum may leave it: XLA writes none."""
 
 SHORT_SUM = 16
-"""So it is in any loop for a sum of so few numbers, which may all be one thread's."""
+"""A sum of so few numbers leaves no loop for a larger stack: they may all be one thread's."""
 
 
 @dataclass(frozen=True, slots=True)

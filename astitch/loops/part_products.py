@@ -3,11 +3,13 @@
 XLA multiplies what has an operand in common as one: it puts rows of several values one behind the other, merges
 dimensions, and cuts the result.  Then a dimension holds rows and numbers of a row together.  Where a thread is to have
 all numbers of a row, `F @ P` of [rows, 4, 4] and `F @ x` of [rows, 4] want the same rows.
+
+rewrite/merged_rows.py parts matrices for kernels on tiles, where each piece is cut out again as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, Graph, Node
@@ -21,19 +23,12 @@ from astitch.rewrite.simplify import find_rules, rewrite_graph
 
 def part_products(body: Graph) -> Graph:
     """The same function; the body itself where it has nothing to part."""
-    merged = {"concatenate", "reshape"}
     products = (node for node in body if isinstance(node.attrs, DotAttrs))
-    if not any(body[o].op in merged for node in products for o in node.operands):
+    if not any(OPS[body[o].op].lays_out for node in products for o in node.operands):
         return body
-    return rewrite_graph(body, _hear, _keep, rules=_find_rules)
-
-
-def _hear(rule: str, node: str) -> None:
-    """Nobody is told."""
-
-
-def _keep(node: Node, draft: Draft, values: Mapping[str, str]) -> None:
-    """Rules alone change nodes."""
+    return rewrite_graph(
+        body, lambda rule, node: None, lambda node, draft, values: None, rules=_find_rules
+    )
 
 
 def part_joined_operand(node: Node, draft: Draft) -> Node | str | None:
@@ -110,12 +105,12 @@ def _put_at(operands: tuple[str, ...], side: int, name: str) -> tuple[str, ...]:
     return (*operands[:side], name, *operands[side + 1 :])
 
 
-_PARTING: tuple[Rule, ...] = (part_joined_operand, lift_reshape_over_dot)
+_PRODUCT_RULES: dict[str, tuple[Rule, ...]] = {"dot": (part_joined_operand, lift_reshape_over_dot)}
+"""In place of simplify's rules for products, which merge dimensions."""
 
 
 def _find_rules(op: str) -> tuple[Rule, ...]:
-    if op == "dot":
-        return _PARTING
-    if op in OPS and OPS[op].kind is Kind.ELEMENTWISE:
-        return (*find_rules(op), lift_merging_reshape)
-    return find_rules(op)
+    found = _PRODUCT_RULES.get(op) or find_rules(op)
+    row = OPS.get(op)
+    is_elementwise = row is not None and row.kind is Kind.ELEMENTWISE
+    return (*found, lift_merging_reshape) if is_elementwise else found

@@ -8,6 +8,7 @@ loops read and write them as they lie.  Here the loop carries them so; its slice
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from astitch.cost.workload import SECTOR_BYTES
 from astitch.graph.ir import (
@@ -16,10 +17,9 @@ from astitch.graph.ir import (
     Graph,
     Node,
     TransposeAttrs,
-    TupleType,
 )
 from astitch.graph.ops import OPS
-from astitch.loops.carry import State, carry
+from astitch.loops.carry import Permutation, State, carry, invert, list_movable
 from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.rewrite.draft import ascends
 from astitch.rewrite.simplify import simplify
@@ -36,14 +36,17 @@ SLOWER = 1.02
 
 
 def carry_as_given(graph: Graph, planner: LoopPlanner) -> Graph:
-    """The same function."""
+    """The same function; the graph itself where no loop changes."""
     for name in [node.name for node in graph if OPS[node.op].is_loop]:
         states = _find_states(graph, graph[name])
         before = planner.plan(graph, graph[name]) if states else None
         if not isinstance(before, LoopPlan):
             continue
-        carried = simplify(carry(graph, graph[name], states))
-        after = planner.plan(carried, carried[name]) if name in carried.nodes else None
+        carried = carry(graph, graph[name], states)
+        condition, body = carried[name].regions
+        loop = replace(carried[name], regions=(condition, simplify(body)))
+        carried = replace(carried, nodes={**carried.nodes, name: loop})
+        after = planner.plan(carried, loop)
         if isinstance(after, LoopPlan) and after.us <= SLOWER * before.us:
             graph = carried
     return graph
@@ -51,73 +54,62 @@ def carry_as_given(graph: Graph, planner: LoopPlanner) -> Graph:
 
 def _find_states(graph: Graph, loop: Node) -> dict[int, State]:
     """By its number, the stacks that are transposed in front of a loop or behind it."""
-    users = [graph[user] for user in graph.users[loop.name]]
-    projected = all(isinstance(user.attrs, GetTupleElementAttrs) for user in users)
-    if not isinstance(loop.type, TupleType) or not projected or loop.name in graph.outputs:
-        return {}
-    condition, body = loop.regions
     found: dict[int, State] = {}
-    for number, parameter in enumerate(body.parameters):
-        counted = condition.parameters[number]
-        if condition.users[counted] or counted in condition.outputs:
-            continue
-        parts = [user for user in users if _number_of(user) == number]
-        transpose = graph[loop.operands[number]]
-        state = _find_read(body, parameter, number)
-        if state is None:
-            state = _find_written(body, parameter, number)
-            readers = {reader for part in parts for reader in graph.users[part.name]}
-            if state is None or len(readers) != 1 or any(p.name in graph.outputs for p in parts):
-                continue
-            transpose = graph[readers.pop()]
-        elif parts:
-            continue
-        attrs = transpose.attrs
-        if not isinstance(attrs, TransposeAttrs) or transpose.array.bytes < LEAST_BYTES:
-            continue
-        order = attrs.permutation
-        if transpose.name == loop.operands[number]:
-            order = tuple(order.index(d) for d in range(len(order)))
-        if _moves_turns_alone(body[parameter], order):
-            found[number] = State(order, *state)
+    for number in list_movable(graph, loop):
+        stack = loop.regions[1][loop.regions[1].parameters[number]]
+        state = _find_given(graph, loop, number) or _find_wanted(graph, loop, number)
+        is_large = state is not None and stack.array.bytes >= LEAST_BYTES
+        if state is not None and is_large and _moves_turns_alone(stack, state.permutation):
+            found[number] = state
     return found
 
 
-def _number_of(node: Node) -> int:
-    assert isinstance(node.attrs, GetTupleElementAttrs)
-    return node.attrs.index
-
-
-Held = tuple[frozenset[str], frozenset[str]]
-"""Of a body: the state and its updates; what reads it."""
-
-
-def _find_read(body: Graph, parameter: str, number: int) -> Held | None:
-    """What reads slices of an array that no turn changes, if nothing else does."""
-    users = body.users[parameter]
-    is_whole = body.outputs[number] == parameter and body.outputs.count(parameter) == 1
-    slices = (isinstance(body[user].attrs, DynamicSliceAttrs) for user in users)
-    if not is_whole or not users or not all(slices):
+def _find_given(graph: Graph, loop: Node, number: int) -> State | None:
+    """An array that is transposed in front of the loop; turns read slices of it, and nobody else does."""
+    transpose, body = graph[loop.operands[number]], loop.regions[1]
+    parameter = body.parameters[number]
+    users = [body[user] for user in body.users[parameter]]
+    stays = body.outputs[number] == parameter and body.outputs.count(parameter) == 1
+    if not isinstance(transpose.attrs, TransposeAttrs) or not stays:
         return None
-    if any(body[user].operands[0] != parameter or body[user].shape[0] != 1 for user in users):
+    if not users or _list_parts(graph, loop, number):
         return None
-    return frozenset({parameter}), frozenset(users)
+    if not all(
+        isinstance(u.attrs, DynamicSliceAttrs) and u.operands[0] == parameter for u in users
+    ):
+        return None
+    if any(user.shape[0] != 1 for user in users):
+        return None
+    readers = frozenset(user.name for user in users)
+    return State(invert(transpose.attrs.permutation), frozenset({parameter}), readers)
 
 
-def _find_written(body: Graph, parameter: str, number: int) -> Held | None:
-    """The update of an array of which each turn writes a slice, if nothing else reads it."""
-    update = body[body.outputs[number]]
-    is_update = OPS[update.op].writes_into and not update.regions
-    if not is_update or update.operands[0] != parameter or body.users[update.name]:
+def _find_wanted(graph: Graph, loop: Node, number: int) -> State | None:
+    """An array of which turns write slices; it is transposed behind the loop, and nobody else reads it."""
+    parts, body = _list_parts(graph, loop, number), loop.regions[1]
+    readers = {reader for part in parts for reader in graph.users[part]}
+    if len(readers) != 1 or {*parts} & {*graph.outputs}:
         return None
-    if [*body.users[parameter]] != [update.name] or body.outputs.count(update.name) != 1:
+    parameter, update = body.parameters[number], body[body.outputs[number]]
+    attrs = graph[readers.pop()].attrs
+    if not isinstance(attrs, TransposeAttrs) or not OPS[update.op].writes_into or update.regions:
+        return None
+    if body.users[parameter] != (update.name,) or update.operands[0] != parameter:
+        return None
+    if body.users[update.name] or body.outputs.count(update.name) != 1:
         return None
     if body[update.operands[1]].shape[0] != 1:
         return None
-    return frozenset({parameter, update.name}), frozenset()
+    return State(attrs.permutation, frozenset({parameter, update.name}), frozenset())
 
 
-def _moves_turns_alone(stack: Node, order: tuple[int, ...]) -> bool:
+def _list_parts(graph: Graph, loop: Node, number: int) -> list[str]:
+    """What reads a part of a loop's final state by its number."""
+    users = (graph[user] for user in graph.users[loop.name])
+    return [user.name for user in users if user.attrs == GetTupleElementAttrs(number)]
+
+
+def _moves_turns_alone(stack: Node, order: Permutation) -> bool:
     """Does a stack in an order have rows and numbers as before, and a row's numbers side by side?"""
     if not ascends([d for d in order if d]):
         return False

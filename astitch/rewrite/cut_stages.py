@@ -77,7 +77,7 @@ def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     awaiting, numbers = find_awaiting(graph), _find_numbers(graph)
     combined = {name for group in find_combined(graph) if len(group) > 1 for name in group}
     found: dict[str, int] = {}
-    for names in _list_parts(parts):
+    for names in _list_parts(parts).values():
         waits = _join_waits(graph, names, awaiting, numbers)
         every = functools.reduce(int.__or__, waits.values())
         apart = {waits[n] for n in names if combined.intersection(graph[n].operands)}
@@ -98,9 +98,9 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
     """
     numbers = _find_numbers(graph)
     found: dict[str, int] = {}
-    for names in _list_parts(parts):
+    for (_, awaited), names in _list_parts(parts).items():
         first = _find_leaders(graph, names, numbers)
-        if parts[names[0]][1]:
+        if awaited:
             first = _join_readers(graph, first, numbers)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
@@ -123,12 +123,12 @@ def _join_readers(
     return {name: leader.get(one, one) for name, one in leaders.items()}
 
 
-def _list_parts(parts: Mapping[str, Part]) -> list[list[str]]:
+def _list_parts(parts: Mapping[str, Part]) -> dict[Part, list[str]]:
     """The ops of each part, in topological order.  parts: likewise."""
     found: dict[Part, list[str]] = {}
     for name, part in parts.items():
         found.setdefault(part, []).append(name)
-    return list(found.values())
+    return found
 
 
 def _find_numbers(graph: Graph) -> set[str]:

@@ -264,4 +264,5 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False)
 
 
 def _count_made(fusion: FusionGraph, vertex: int) -> int:
+    """The bytes of what a piece makes."""
     return sum(fusion.values[number].bytes for number in fusion.makes[vertex])

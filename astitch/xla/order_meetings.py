@@ -68,7 +68,8 @@ def order_steps(
 
 
 def _order_kernels(masks: Mapping[int, int], ops_before: Sequence[int]) -> list[int]:
-    """The numbers of kernels, each behind those that more than its own collectives wait for, else as above.
+    """The numbers of kernels, each behind those that more than its own collectives wait for, else by when
+    the first of its collectives is ready.
 
     masks: by number, the collectives that wait for the kernel.  ops_before: see _count_before.
     """

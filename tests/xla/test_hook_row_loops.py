@@ -64,7 +64,7 @@ def by_vmap_of_scan(x: Any, p: Any, y: Any, f: Any, h: Any) -> Any:
 
 
 def by_einsum(x: Any, p: Any, y: Any, f: Any, h: Any) -> Any:
-    """A cubature-like smoother: products written out, a counter in a while."""
+    """A filter of another gain: products written out, a counter in a while."""
 
     def turn(state: Any) -> Any:
         t, x, p = state
