@@ -26,6 +26,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
 from astitch.library.xla_fallback import adds_products, has_jax
 from astitch.loops.carry import carry_as_read
+from astitch.loops.matrix_rows import loop_over_matrices
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
 from astitch.loops.stack_order import carry_as_given
@@ -114,6 +115,7 @@ class Target:
     narrow_product.py, row_region.py)?
     Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
+    matrices: plans what is computed of many small matrices as such loops; None: nothing is.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  directives: what the owner of the program decides.
     after: by the name of a pass, a callback that gets what the pass hands on.
@@ -125,6 +127,7 @@ class Target:
     simplified: bool = False
     attention: bool = False
     loops: LoopPlanner | None = None
+    matrices: LoopPlanner | None = None
     render: Render | None = None
     on_kernel: OnKernel = lambda plan, compiled: None
     directives: Directives = field(default_factory=read_directives)
@@ -203,6 +206,12 @@ def _rewrite(
 def _hoist(graph: Graph, job: Job) -> Graph:
     assert job.target.loops
     return simplify(check_graph(hoist_planned(graph, job.target.loops)))
+
+
+def _loop_over_matrices(graph: Graph, job: Job) -> Graph:
+    assert job.target.matrices
+    looped = loop_over_matrices(graph, job.target.matrices)
+    return graph if looped is graph else simplify(check_graph(looped))
 
 
 def _unroll_searches(graph: Graph, job: Job) -> Graph:
@@ -423,6 +432,11 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("sink_slices", lambda graph, job: sink_slices(graph)),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("unroll_searches", _unroll_searches),
+    _rewrite(
+        "loop_over_matrices",
+        _loop_over_matrices,
+        lambda job: job.target.matrices is not None,
+    ),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("update_stacks", _update_stacks, lambda job: job.target.in_xla),
     _rewrite("carry_as_read", _carry_as_read, lambda job: job.target.in_xla),

@@ -459,6 +459,20 @@ class CholeskyAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class LuAttrs:
+    """P a = l u, by a library."""
+
+
+@dataclass(frozen=True, slots=True)
+class PivotsAttrs:
+    """Exchanges of rows as one permutation, by a library."""
+
+
+Factorization: TypeAlias = CholeskyAttrs | TriangularSolveAttrs | LuAttrs | PivotsAttrs
+"""What graph/factorizations.py knows of a call."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConditionalAttrs:
     """operand_counts[i] = how many of the operands after the selector belong to branch i."""
 
@@ -577,6 +591,7 @@ class OpaqueAttrs:
     communicates: one of the computations exchanges data with other devices.
     waits: so many of the node's last operands are no operands of the instruction, which only runs after them.
     kin: XLA may make one collective of those that have the same text here; "": of this one and another never.
+    factorization: what a call computes, if it is one of a matrix.
     """
 
     opcode: str
@@ -588,6 +603,7 @@ class OpaqueAttrs:
     communicates: bool = field(default=False, repr=False)
     waits: int = 0
     kin: str = field(default="", repr=False)
+    factorization: Factorization | None = None
 
 
 Attrs = (
@@ -619,6 +635,8 @@ Attrs = (
     | FftAttrs
     | TriangularSolveAttrs
     | CholeskyAttrs
+    | LuAttrs
+    | PivotsAttrs
     | ConditionalAttrs
     | CustomCallAttrs
     | AttentionAttrs

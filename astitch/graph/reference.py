@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from astitch.errors import ArgumentMismatch, IllegalProduct, OutOfMemory, UnsupportedOp
+from astitch.graph.factorizations import (
+    compute_cholesky,
+    compute_lu,
+    compute_permutation,
+    find_factorization,
+)
 from astitch.graph.ir import (
+    CholeskyAttrs,
     ConditionalAttrs,
     CustomCallAttrs,
     DimensionsAttrs,
     DType,
     GetTupleElementAttrs,
     Graph,
+    LuAttrs,
     Node,
+    PivotsAttrs,
     RowRegionAttrs,
     ScatterAttrs,
     SortAttrs,
+    TriangularSolveAttrs,
     TupleType,
     WindowAttrs,
     WindowDimension,
@@ -39,6 +50,7 @@ from astitch.graph.ops.arrays import (
     widen,
     widen_more,
 )
+from astitch.graph.ops.other import meaning_of_triangular_solve
 from astitch.graph.ops.windows import Running, find_running
 
 Arrays = tuple[Array, ...]
@@ -158,8 +170,17 @@ def _results_of(node: Node, operands: Arrays) -> Arrays:
     return result if isinstance(result, tuple) else (np.asarray(result),)
 
 
-def _refuse_custom_call(node: Node, operands: Arrays) -> Arrays:
-    target = node.attrs.target if isinstance(node.attrs, CustomCallAttrs) else ""
+def _call_library(node: Node, operands: Arrays) -> Arrays:
+    match find_factorization(node):
+        case LuAttrs():
+            return compute_lu(*operands)
+        case CholeskyAttrs(lower):
+            return compute_cholesky(*operands, lower)
+        case PivotsAttrs():
+            return (compute_permutation(*operands, node.shape[-1]),)
+        case TriangularSolveAttrs() as attrs:
+            return (meaning_of_triangular_solve(replace(node, attrs=attrs), *operands),)
+    target = node.attrs.target if isinstance(node.attrs, CustomCallAttrs) else node.op
     raise UnsupportedOp(
         f"%{node.name} = custom-call to {target!r}: what it computes is not in the HLO; run this "
         "part through XLA"
@@ -592,6 +613,7 @@ _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "conditional": _conditional,
     "call": _call,
     "row-region": _row_region,
-    "custom-call": _refuse_custom_call,
+    "custom-call": _call_library,
+    "opaque": _call_library,
     "optimization-barrier": lambda node, operands: operands,
 }

@@ -21,6 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.collectives import COLLECTIVES, COMBINED
+from astitch.graph.factorizations import read_factorization
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
@@ -133,6 +134,7 @@ def carry_instruction(
         any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
         waits,
         find_kin(kept, list(found.values())),
+        read_factorization(decode(kept.custom_call_target), kept.backend_config),
     )
     if origin is not Origin.COMPILER:
         trusted = origin is Origin.PROCESS
@@ -185,7 +187,15 @@ def _plain(data: Any) -> Any:
 def _may_have_effect(instruction: Any) -> bool:
     opcode = decode(instruction.opcode)
     orders = instruction.opcode in _ORDERS
-    return orders or opcode == "custom-call" or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
+    calls = opcode == "custom-call" and not _is_factorization(instruction)
+    return orders or calls or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
+
+
+def _is_factorization(instruction: Any) -> bool:
+    if instruction.custom_call_has_side_effect or instruction.control_predecessor_ids:
+        return False
+    target = decode(instruction.custom_call_target)
+    return read_factorization(target, instruction.backend_config) is not None
 
 
 def refuse_effects(instruction: Any, where: str) -> None:

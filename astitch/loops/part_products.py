@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, Graph, Node
 from astitch.graph.matmul import label_product
@@ -19,6 +20,9 @@ from astitch.rewrite.draft import Draft, Rule, become
 from astitch.rewrite.elementwise_rules import lift_reshape_over_elementwise
 from astitch.rewrite.movement_rules import group_dimensions
 from astitch.rewrite.simplify import find_rules, rewrite_graph
+
+MOST_NUMBERS = 64
+"""Elements of a matrix that a thread has for itself."""
 
 
 def part_products(body: Graph) -> Graph:
@@ -29,6 +33,19 @@ def part_products(body: Graph) -> Graph:
     return rewrite_graph(
         body, lambda rule, node: None, lambda node, draft, values: None, rules=_find_rules
     )
+
+
+def part_small_products(graph: Graph) -> Graph:
+    """The same function, in which only products with matrices of few numbers are parted."""
+    rules = partial(_find_rules, products=tuple(partial(_if_small, rule) for rule in _PARTING))
+    return rewrite_graph(
+        graph, lambda rule, node: None, lambda node, draft, values: None, rules=rules
+    )
+
+
+def _if_small(rule: Rule, node: Node, draft: Draft) -> Node | str | None:
+    is_small = any(draft[operand].array.size <= MOST_NUMBERS for operand in node.operands)
+    return rule(node, draft) if is_small else None
 
 
 def part_joined_operand(node: Node, draft: Draft) -> Node | str | None:
@@ -105,12 +122,12 @@ def _put_at(operands: tuple[str, ...], side: int, name: str) -> tuple[str, ...]:
     return (*operands[:side], name, *operands[side + 1 :])
 
 
-_PRODUCT_RULES: dict[str, tuple[Rule, ...]] = {"dot": (part_joined_operand, lift_reshape_over_dot)}
-"""In place of simplify's rules for products, which merge dimensions."""
+_PARTING: tuple[Rule, ...] = (part_joined_operand, lift_reshape_over_dot)
 
 
-def _find_rules(op: str) -> tuple[Rule, ...]:
-    found = _PRODUCT_RULES.get(op) or find_rules(op)
+def _find_rules(op: str, products: tuple[Rule, ...] = _PARTING) -> tuple[Rule, ...]:
+    """products: in place of simplify's rules for products, which merge dimensions."""
+    found = {"dot": products}.get(op) or find_rules(op)
     row = OPS.get(op)
     is_elementwise = row is not None and row.kind is Kind.ELEMENTWISE
     return (*found, lift_merging_reshape) if is_elementwise else found

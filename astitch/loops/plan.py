@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.factorizations import find_factorization
 from astitch.graph.ir import DotAttrs, DType, Graph, IotaAttrs, Node
 from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
@@ -36,6 +37,7 @@ from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, spell_out
 from astitch.loops.unroll import unroll_inner
+from astitch.rewrite.batched_gathers import batch_gathers
 from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
@@ -147,7 +149,8 @@ class LoopPlanner:
         if isinstance(loop, LoopRefusal):
             return loop
         results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
-        if loop.trips < LEAST_TRIPS:
+        factors = any(find_factorization(inner) for inner in loop.body)
+        if loop.trips < LEAST_TRIPS and not factors:
             return LoopRefusal(node.name, f"it turns {loop.trips} times only")
         if (stack := find_numbered_stack(loop, results)) is not None:
             reason = f"%{stack} makes a stack of numbers that the turn decides"
@@ -166,7 +169,7 @@ class LoopPlanner:
         """The plan of a loop whose rows are spelled out, and the turns of loops in it."""
         condition, body = loop.node.regions
         unrolled, turns = unroll_inner(body)
-        parted = part_products(unrolled)
+        parted = part_products(batch_gathers(unrolled))
         if parted is not body:
             node = replace(loop.node, regions=(condition, parted))
             found = analyse_loop(graph, node, carries=True)
@@ -176,6 +179,9 @@ class LoopPlanner:
         live = find_live(loop, results)
         # XLA computes some products of so few numbers in its kernels of other ops: half of them, by estimate.
         products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2
+        # A library's call is two kernels, by estimate: pointers to the matrices are written first.
+        calls = sum(find_factorization(loop.body[name]) is not None for name in live)
+        products += 2 * calls
         refused = LoopRefusal(loop.node.name, "")
         for least in LEAST_ROWS:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from astitch.graph.factorizations import find_factorization
 from astitch.graph.ir import (
     BroadcastAttrs,
     ConstantAttrs,
@@ -20,9 +21,12 @@ from astitch.graph.ir import (
     Literal,
     Node,
     PadAttrs,
+    PivotsAttrs,
     ScatterAttrs,
     SliceAttrs,
+    SortAttrs,
     TransposeAttrs,
+    TriangularSolveAttrs,
     WindowAttrs,
     WindowDimension,
 )
@@ -230,6 +234,28 @@ class RowDimensions(JoinedDimensions):
             node.operands[0], node.name, lambda d: attrs.window[d] != WindowDimension(1)
         )
 
+    def visit_sort(self, node: Node) -> None:
+        assert isinstance(node.attrs, SortAttrs)
+        rank = self.body[node.operands[0]].array.rank
+        for operand in node.operands:
+            self.join_all(operand, node.name, range(rank))
+        self.bind((node.name, node.attrs.dimension))
+
+    def visit_factorization(self, node: Node) -> None:
+        """The last dimensions of a matrix meet; other columns of right sides do not."""
+        known = find_factorization(node)
+        if known is None:
+            raise NotSpelled(f"%{node.name} is a {node.op}")
+        first = self.body[node.operands[0]].array
+        batch = first.rank - (1 if isinstance(known, PivotsAttrs) else 2)
+        self.join_all(node.operands[0], node.name, range(batch))
+        self.bind(*((node.operands[0], d) for d in range(batch, first.rank)))
+        met = range(batch, batch + 2)
+        if isinstance(known, TriangularSolveAttrs):
+            self.join_all(node.operands[1], node.name, range(batch + 2))
+            met = range(batch, batch + 1) if known.left_side else range(batch + 1, batch + 2)
+        self.bind(*((node.name, d) for d in met))
+
     def visit_projection(self, node: Node) -> None:
         self.join_all(node.operands[0], node.name, range(node.array.rank))
 
@@ -253,6 +279,11 @@ _VISITS: Mapping[str, Callable[[RowDimensions, Node], None]] = {
     "reduce": RowDimensions.visit_reduce,
     "reduce-window": RowDimensions.visit_window,
     "get-tuple-element": RowDimensions.visit_projection,
+    "sort": RowDimensions.visit_sort,
+    "cholesky": RowDimensions.visit_factorization,
+    "triangular-solve": RowDimensions.visit_factorization,
+    "custom-call": RowDimensions.visit_factorization,
+    "opaque": RowDimensions.visit_factorization,
 }
 
 

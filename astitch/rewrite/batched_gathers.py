@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from astitch.graph.ir import GatherAttrs, Graph, Node
+from astitch.graph.ir import ArrayType, GatherAttrs, Graph, Node
 from astitch.graph.matmul import free_dimensions
+from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.expand import add_column, find_coordinate
+from astitch.rewrite.movement_rules import group_dimensions
 from astitch.rewrite.simplify import rewrite_graph
 
 
@@ -23,7 +25,11 @@ def batch_gathers(graph: Graph) -> Graph:
         return graph
 
     def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        return _batch(node, draft) if isinstance(node.attrs, GatherAttrs) else None
+        if not isinstance(node.attrs, GatherAttrs):
+            return None
+        parted = _part_places(node, draft)
+        found = _batch(parted or node, draft)
+        return DraftOps(node, draft).reshape(found, node.shape) if parted and found else found
 
     return rewrite_graph(graph, lambda rule, node: None, change)
 
@@ -72,6 +78,36 @@ def _batch(node: Node, draft: Draft) -> str | None:
     ops = DraftOps(node, draft)
     found = ops.add("gather", node.dtype, shape, (x.name, joined), attrs)
     return ops.reshape(found, node.shape) if dropped else found
+
+
+def _part_places(node: Node, draft: Draft) -> Node | None:
+    """gather(x, reshape(i)) as a gather of i, whose result is to be reshaped: XLA numbers all places by one dimension."""
+    a = node.attrs
+    assert isinstance(a, GatherAttrs)
+    joined = draft[node.operands[1]]
+    if not OPS[joined.op].keeps_order or a.start_indices_batching_dims:
+        return None
+    source = draft[joined.operands[0]]
+    parts = {d: [n] for d, n in enumerate(joined.shape)}
+    for before, after in group_dimensions(source.shape, joined.shape):
+        if len(after) > 1 and before != after:
+            return None
+        if len(after) == 1:
+            parts[after[0]] = [source.shape[d] for d in before]
+    vector = a.index_vector_dim
+    if vector == joined.array.rank or len(parts[vector]) > 1:
+        return None
+    places = [d for d in parts if d != vector]
+    if all(len(parts[d]) == 1 for d in places):
+        return None
+    at = dict(zip(free_dimensions(node.array.rank, a.offset_dims), places, strict=True))
+    extents = [parts[at[d]] if d in at else [n] for d, n in enumerate(node.shape)]
+    offsets = tuple(sum(map(len, extents[:d])) for d in a.offset_dims)
+    attrs = replace(a, offset_dims=offsets, index_vector_dim=sum(len(parts[d]) for d in range(vector)))
+    shape = tuple(n for part in parts.values() for n in part)
+    indices = DraftOps(node, draft).reshape(source.name, shape)
+    type_ = ArrayType(node.dtype, tuple(n for extent in extents for n in extent))
+    return replace(node, type=type_, operands=(node.operands[0], indices), attrs=attrs)
 
 
 def _join_columns(node: Node, draft: Draft, columns: list[str], vector: int) -> str:

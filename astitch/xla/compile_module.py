@@ -124,7 +124,12 @@ def compile_for_xla(
     compilation = note_slices(note_refusals(compilation, kernels), kernels)
     if with_loops and (simplified or told.stitches_bodies):
         compilation = stitch_bodies(
-            compilation, tune=tune, attention=attention, faults=faults, directives=told
+            compilation,
+            tune=tune,
+            attention=attention,
+            matrices=job.planner,
+            faults=faults,
+            directives=told,
         )
     compilation, regions = export_bodies(
         compilation, partial(_prepare_body, job), partial(_take_loops, job)
@@ -212,6 +217,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
         simplified=job.simplified,
         attention=job.attention,
         loops=job.planner,
+        matrices=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
         directives=job.directives,

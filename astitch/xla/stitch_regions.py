@@ -20,6 +20,8 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.windows import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import read_part
+from astitch.loops.matrix_rows import turns_once
+from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
 from astitch.show.compilation import Body, Compilation
@@ -43,11 +45,12 @@ def stitch_bodies(
     *,
     tune: bool = False,
     attention: bool = False,
+    matrices: LoopPlanner | None = None,
     faults: FaultLog | None = None,
     directives: Directives = NOTHING,
 ) -> Compilation:
     """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
-    attention, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
+    attention, matrices, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
     faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
@@ -56,6 +59,8 @@ def stitch_bodies(
             continue
         graph = read_part(step.hlo)
         for node in graph:
+            if matrices and turns_once(graph, node) and matrices.is_kernel(graph, node):
+                continue  # its body would be such a loop again
             for region, times in list_regions(graph, node):
                 if region in bodies:
                     runs = bodies[region].runs
@@ -70,6 +75,7 @@ def stitch_bodies(
                         region=rules,
                         updates=find_state_updates,
                         attention=attention,
+                        matrices=matrices,
                         directives=directives,
                     )
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
@@ -85,6 +91,7 @@ def stitch_bodies(
                     name,
                     tune=tune,
                     attention=attention,
+                    matrices=matrices,
                     faults=faults,
                     directives=directives,
                 )
