@@ -210,7 +210,7 @@ def _hoist(graph: Graph, job: Job) -> Graph:
 
 def _loop_over_matrices(graph: Graph, job: Job) -> Graph:
     assert job.target.matrices
-    looped = loop_over_matrices(graph, job.target.matrices)
+    looped = loop_over_matrices(graph, job.target.matrices, job.notes)
     return graph if looped is graph else simplify(check_graph(looped))
 
 

@@ -27,6 +27,14 @@ def lower(fn: Callable[..., Any], *args: Any, **jit_options: Any) -> bytes:
     return bytes(hlo.as_serialized_hlo_module_proto())
 
 
+def lower_for_gpu(fn: Callable[..., Any], *args: Any) -> bytes:
+    """The same, as JAX writes it for a CUDA device: with the calls of that device's libraries."""
+    import jax
+
+    lowered = jax.jit(fn, keep_unused=True).trace(*args).lower(lowering_platforms=("cuda",))
+    return bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+
+
 def parse_hlo_text(text: str) -> bytes:
     """HLO text -> serialized HloModuleProto, by XLA's own parser."""
     from jax._src.lib import xla_client

@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from astitch.errors import IllegalProduct
+from astitch.graph.factorizations import find_factorization
 from astitch.graph.ir import Graph, Node, OpaqueAttrs, ParameterAttrs
 from astitch.graph.ops import OPS
 
@@ -58,6 +59,8 @@ def is_pure(node: Node) -> bool:
     """Whether equal nodes have equal results, and a dead one may go."""
     if isinstance(node.attrs, OpaqueAttrs):
         return not node.attrs.has_effect
+    if find_factorization(node) is not None:
+        return True
     return OPS[node.op].is_pure and all(is_pure(n) for r in node.regions for n in r)
 
 

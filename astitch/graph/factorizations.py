@@ -2,8 +2,8 @@
 
 | call | operands | results |
 |---|---|---|
-| Cholesky | a [..., n, n], of which one triangle is read | the factor in that triangle, the other as it was; where a pivot is not positive |
-| LU | a [..., m, n] | both factors in one; the row that each was exchanged with, from 1 on; where a pivot is 0 |
+| Cholesky | a [..., n, n], one triangle of it | the factor there, the rest as it was; where a pivot is not > 0 |
+| LU | a [..., m, n] | both factors in one; which rows were exchanged, from 1 on; where a pivot is 0 |
 | pivots | the exchanges [..., k], from 0 on | the permutation [..., m] |
 | triangular solve | a [..., n, n], b | x |
 
@@ -87,7 +87,11 @@ def compute_lu(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         made[:, j + 1 :, j] /= np.where(pivot == 0, 1, pivot)[:, None]
         made[:, j + 1 :, j + 1 :] -= made[:, j + 1 :, j, None] * made[:, j, None, j + 1 :]
     batch = a.shape[:-2]
-    return made.reshape(a.shape), exchanged.reshape(*batch, -1), where.reshape(batch).astype(np.int32)
+    return (
+        made.reshape(a.shape),
+        exchanged.reshape(*batch, -1),
+        where.reshape(batch).astype(np.int32),
+    )
 
 
 def compute_cholesky(a: np.ndarray, lower: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -173,11 +173,11 @@ def _results_of(node: Node, operands: Arrays) -> Arrays:
 def _call_library(node: Node, operands: Arrays) -> Arrays:
     match find_factorization(node):
         case LuAttrs():
-            return compute_lu(*operands)
+            return compute_lu(operands[0])
         case CholeskyAttrs(lower):
-            return compute_cholesky(*operands, lower)
+            return compute_cholesky(operands[0], lower)
         case PivotsAttrs():
-            return (compute_permutation(*operands, node.shape[-1]),)
+            return (compute_permutation(operands[0], node.shape[-1]),)
         case TriangularSolveAttrs() as attrs:
             return (meaning_of_triangular_solve(replace(node, attrs=attrs), *operands),)
     target = node.attrs.target if isinstance(node.attrs, CustomCallAttrs) else node.op

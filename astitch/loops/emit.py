@@ -25,6 +25,7 @@ from astitch.loops.products import RowProducts
 from astitch.loops.rows import RowExchange
 from astitch.loops.schedule import Part, Read, is_small
 from astitch.loops.share_text import Access, ShareText
+from astitch.loops.vectors import list_runs, load_parts, render_stored
 from astitch.program.steps import CudaKernel
 
 
@@ -210,11 +211,7 @@ class _Emitter:
             ]
             for _, part in parts:
                 self.text.declare(1, part)
-            self.text.pairs(
-                1,
-                small,
-                [f"{self.text.variable(p)}[q] = {self.text.load(r, p, '0')};" for r, p in parts],
-            )
+            self.text.pairs(1, small, [*load_parts(self.text, parts, "0")])
 
     # ---- a turn ----------------------------------------------------------------------------------------------------
 
@@ -246,12 +243,8 @@ class _Emitter:
         else:
             self.text.out(2, "if (turn > 0) {")
         for small in (False, True):
-            lines = [
-                f"{prefix}{self.text.variable(part)}[q] = {self.text.load(read, part, turn)};"
-                for read, part in stacked
-                if part.small is small
-            ]
-            self.text.pairs(depth, small, lines)
+            parts = [(read, part) for read, part in stacked if part.small is small]
+            self.text.pairs(depth, small, [*load_parts(self.text, parts, turn, prefix)])
         if not self.prefetches:
             self.text.out(2, "}")
 
@@ -277,24 +270,39 @@ class _Emitter:
             access = self.text.access(role.value, state, role.place)
             if is_small(self.loop, self.axes, role.value) is not small:
                 continue
-            for number, value in enumerate(self.text.parts_of(role.value)):
-                if self.text.stage_of_value(value) == stage:
-                    where = Part(role.value, number, small)
-                    yield self.render_store(state, where, access, value, "turn")
+            for run, values in self.list_stored(role.value, access, small):
+                if self.text.stage_of_value(values[0]) == stage:
+                    where = Part(role.value, run[0], small)
+                    yield self.render_store(state, where, access, values, "turn")
 
-    def render_store(self, state: int, where: Part, access: Access, value: Part, turn: str) -> str:
-        """The store of a part of a state.  where: the part as the state has it; value: what it is."""
+    def list_stored(
+        self, value: str, access: Access, small: bool
+    ) -> Iterator[tuple[range, Sequence[Part]]]:
+        """The parts of a value in runs that are stored at once, and what each of them is."""
+        parts = self.text.parts_of(value)
+        dtype = self.body[value].dtype
+        runs = [range(i, i + 1) for i in range(len(parts))]
+        if not small and len({self.text.stage_of_value(part) for part in parts}) == 1:
+            runs = [*list_runs(self.text, dtype, access, len(parts))]
+        for run in runs:
+            yield run, [parts[i] for i in run]
+
+    def render_store(
+        self, state: int, where: Part, access: Access, values: Sequence[Part], turn: str
+    ) -> str:
+        """The store of parts of a state.  where: the first as the state has it; values: what they are."""
         dtype = self.body[where.name].dtype
         row, column = self.text.place(where)
         at = access.render(row, column, turn)
-        stored = f"store_as<{STORAGE[dtype]}>({self.text.render(value)})"
+        rendered = [self.text.render(value) for value in values]
         # A value without columns, or without rows, is one thread's to store.
         mine = "stored[q]"
         if where.small:
             mine = f"small_stored[q] && {self.text.live(where.name)}"
         alone = "" if access.column else f" && {column} == 0"
         alone += "" if access.row or self.axes.rows == 1 else f" && {row} == 0"
-        return f"if ({mine}{alone}) {self.text.results[state]}[{at}] = {stored};"
+        stored = render_stored(dtype, self.text.results[state], at, rendered)
+        return f"if ({mine}{alone}) {stored}"
 
     def hand_on(self, stacked: Sequence[tuple[Read, Part]]) -> None:
         """The state of the next turn."""
@@ -325,9 +333,9 @@ class _Emitter:
                 # The parameter has no axes where no turn reads what the one before left there.
                 access = self.text.access(role.value, state, None)
                 small = is_small(self.loop, self.axes, role.value)
-                for number, value in enumerate(self.text.parts_of(role.value)):
-                    where = Part(role.value, number, small)
-                    lines[small].append(self.render_store(state, where, access, value, "0"))
+                for run, values in self.list_stored(role.value, access, small):
+                    where = Part(role.value, run[0], small)
+                    lines[small].append(self.render_store(state, where, access, values, "0"))
         if any(lines.values()):
             self.text.out(2, f"if (turn == {self.loop.trips - 1}) {{")
             for small, all_ in lines.items():

@@ -8,8 +8,7 @@ So what is computed of each matrix by itself is written as such a loop, which tu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -27,46 +26,56 @@ from astitch.graph.ir import (
     Literal,
     Node,
     ParameterAttrs,
+    PivotsAttrs,
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.ops.arrays import array_types
 from astitch.loops.analysis import Loop, count_turns
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.part_products import part_small_products
-from astitch.loops.plan import LoopPlanner
+from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.loops.row_dimensions import NotSpelled, RowDimensions
 from astitch.loops.spell_out import MOST_NUMBERS
 from astitch.rewrite.batched_gathers import batch_gathers
 
 MOST_BESIDE = 32
-"""Numbers of a row that an op around a factorization may read or make, if no matrix has more.  A kernel of another form
-reads wide rows better."""
+"""Numbers of a row that an op around a factorization may read or make, if no matrix has more.  Kernels of other forms
+read wide rows better."""
 
 MOST_MEMBERS = 400
-"""Ops of a group."""
+"""Ops of a group: a compiler takes seconds for more."""
+
+MOST_NODES = 12_000
+"""Ops of a graph: its paths are kept as a square of bits."""
 
 
-def loop_over_matrices(graph: Graph, planner: LoopPlanner) -> Graph:
-    """The same function; the graph itself where it has no such matrices, or no kernel for them."""
-    if not any(find_factorization(node) for node in graph):
+def loop_over_matrices(graph: Graph, planner: LoopPlanner, notes: list[str]) -> Graph:
+    """The same function; the graph itself where it has no such matrices, or no kernel for them.
+
+    notes: hears why a factorization stays a library's.
+    """
+    if len(graph) > MOST_NODES or not any(find_factorization(node) for node in graph):
         return graph
     made, tried = part_small_products(batch_gathers(graph)), set[str]()
-    changed = False
+    is_changed = False
     while True:
-        reach = _Reach(made)
         seed = next((n for n in made if n.name not in tried and find_factorization(n)), None)
         if seed is None:
-            return made if changed else graph
+            return made if is_changed else graph
         tried.add(seed.name)
-        for grows in (True, False):
-            group = _Group(made, reach, seed).grow(grows)
+        paths, reason = _Paths(made), "its matrices are too large for a thread"
+        for only_between in (False, True):
+            group = _Group(made, paths, seed).grow(only_between)
             if not group:
                 continue
-            looped = _write_loop(made, group)
-            if planner.is_kernel(looped.graph, looped.graph[looped.name]):
-                made, changed = looped.graph, True
+            looped, name = _write_loop(made, group, paths.known)
+            plan = planner.plan(looped, looped[name])
+            if isinstance(plan, LoopPlan):
+                made, is_changed = looped, True
                 break
+            reason = plan.reason.rpartition("row by row: ")[2]
+        else:
+            notes.append(f"%{seed.name} stays a library's: {reason}")
 
 
 def turns_once(graph: Graph, node: Node) -> bool:
@@ -80,92 +89,111 @@ def turns_once(graph: Graph, node: Node) -> bool:
 # ---- which ops -----------------------------------------------------------------------------------------------------
 
 
-class _Reach:
-    """Which ops of a graph wait for which, as sets of bits."""
+class _Paths:
+    """Which ops of a graph wait for which, as sets of bits.
+
+    known: ops of constants only, which a kernel computes for itself.  seeds: factorizations.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self.number = {node.name: i for i, node in enumerate(graph)}
+        self.bit = {node.name: 1 << i for i, node in enumerate(graph)}
         self.before, self.behind = dict[str, int](), dict[str, int]()
         for node in graph:
-            bits = 0
+            found = 0
             for operand in node.operands:
-                bits |= self.before[operand] | 1 << self.number[operand]
-            self.before[node.name] = bits
+                found |= self.before[operand] | self.bit[operand]
+            self.before[node.name] = found
         for node in reversed(list(graph)):
-            bits = 0
+            found = 0
             for user in graph.users[node.name]:
-                bits |= self.behind[user] | 1 << self.number[user]
-            self.behind[node.name] = bits
+                found |= self.behind[user] | self.bit[user]
+            self.behind[node.name] = found
+        self.known = _find_known(graph)
+        self.all_known = self.join(self.known)
+        self.seeds = self.join(node.name for node in graph if find_factorization(node))
+
+    def join(self, names: Iterator[str] | Collection[str]) -> int:
+        found = 0
+        for name in names:
+            found |= self.bit[name]
+        return found
+
+
+def _find_known(graph: Graph) -> frozenset[str]:
+    known: set[str] = set()
+    kinds = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.SOURCE, Kind.INDEX)
+    for node in graph:
+        plain = OPS[node.op].kind in kinds and not node.is_parameter and is_pure(node)
+        if plain and known.issuperset(node.operands):
+            known.add(node.name)
+    return frozenset(known)
 
 
 class _Group:
     """Ops that compute something of each row by itself, around a factorization.
 
-    known: ops of constants only, which a kernel computes for itself.
+    rows: a dimension of each class that has rows: along them no elements of the factorization meet.  before, behind:
+    what the members wait for, and what waits for them.
     """
 
-    def __init__(self, graph: Graph, reach: _Reach, seed: Node) -> None:
-        self.graph, self.reach, self.seed = graph, reach, seed
-        self.known = _find_known(graph)
-        loop = Loop(Node("rows", "while", seed.type, (), regions=(graph, graph)), 1, (), {}, {}, {})
+    def __init__(self, graph: Graph, paths: _Paths, seed: Node) -> None:
+        self.graph, self.paths, self.seed = graph, paths, seed
+        once = Node("rows", "while", seed.type, (), regions=(graph, graph))
+        loop = Loop(once, trips=1, roles=(), slices={}, integers={}, starts={})
         self.dimensions = RowDimensions(loop, graph.nodes)
+        self.rows: tuple[Dimension, ...] = ()
         self.members: set[str] = set()
         self.bits = self.before = self.behind = 0
-        self.seeds = sum(1 << reach.number[n.name] for n in graph if find_factorization(n))
-        first = graph[seed.operands[0]]
-        self.most = max(MOST_BESIDE, math.prod(first.shape[-2:]))
-        self.rows: tuple[Dimension, ...] = ()
+        matrices = not isinstance(find_factorization(seed), PivotsAttrs)
+        numbers = math.prod(graph[seed.operands[0]].shape[-2:]) if matrices else 0
+        self.most = max(MOST_BESIDE, numbers)
 
-    def grow(self, grows: bool) -> set[str]:
-        """The ops; none where the seed itself cannot be among them.  grows: takes in others than factorizations and
-        what is between these."""
+    def grow(self, only_between: bool) -> set[str]:
+        """The ops; none where the factorization itself cannot be one.  only_between: takes in other factorizations, and
+        what is between two of them."""
         if not self._take(self.seed):
             return set()
         while len(self.members) < MOST_MEMBERS:
-            around = [n for n in self._list_around() if grows or self._is_between(n)]
-            found = [node for node in around if self._take(node)]
-            if not found:
+            around = [n for n in self._list_around() if not only_between or self._is_between(n)]
+            if not [node for node in around if self._take(node)]:
                 break
         return self.members
 
-    def _is_between(self, node: Node) -> bool:
-        """Is an op a factorization, or between two?"""
-        if find_factorization(node):
-            return True
-        before, behind = self.reach.before[node.name], self.reach.behind[node.name]
-        return bool(before & self.seeds and behind & self.seeds)
-
     def _list_around(self) -> Iterator[Node]:
         around: dict[str, None] = {}
-        for name in [n for n in self.graph.nodes if n in self.members]:
-            around.update(dict.fromkeys(self.graph.users[name]))
-            around.update(dict.fromkeys(self.graph[name].operands))
+        for name in self.graph.nodes:
+            if name in self.members:
+                around.update(dict.fromkeys(self.graph.users[name]))
+                around.update(dict.fromkeys(self.graph[name].operands))
         for name in around:
-            if name not in self.members and name not in self.known:
+            if name not in self.members and name not in self.paths.known:
                 yield self.graph[name]
+
+    def _is_between(self, node: Node) -> bool:
+        if find_factorization(node):
+            return True
+        paths = self.paths
+        return bool(paths.before[node.name] & paths.seeds and paths.behind[node.name] & paths.seeds)
 
     def _take(self, node: Node) -> bool:
         """Adds an op, with what it needs of constants, if the rows stay apart and no path leaves the group and comes
         back."""
-        if node.is_parameter or not is_pure(node) or len(self.members) >= MOST_MEMBERS:
+        if node.is_parameter or not is_pure(node):
             return False
         if any(o not in self.members and not is_array(self.graph[o]) for o in node.operands):
             return False
-        before = self.before | self.reach.before[node.name]
-        behind = self.behind | self.reach.behind[node.name]
-        bits = self.bits | 1 << self.reach.number[node.name]
-        known = self._list_known(node)
-        between = before & behind & ~bits
-        for name in self.known:
-            between &= ~(1 << self.reach.number[name])
-        if between:
+        paths = self.paths
+        before = self.before | paths.before[node.name]
+        behind = self.behind | paths.behind[node.name]
+        bits = self.bits | paths.bit[node.name]
+        if before & behind & ~bits & ~paths.all_known:
             return False
-        dimensions = self.dimensions
+        dimensions, known = self.dimensions, self._list_known(node)
         saved = dict(dimensions.parent), set(dimensions.bound)
         try:
             for new in (*known, node):
                 dimensions.visit(new)
-            holds = self._holds(node, known)
+            holds = self._holds([*known, node])
         except NotSpelled:
             holds = False
         if not holds:
@@ -178,7 +206,7 @@ class _Group:
     def _list_known(self, node: Node) -> list[Node]:
         """The ops of constants that an op needs, operands first."""
         needed = set[str]()
-        pending = [o for o in node.operands if o in self.known]
+        pending = [o for o in node.operands if o in self.paths.known]
         while pending:
             name = pending.pop()
             if name not in needed and name not in self.members:
@@ -186,67 +214,43 @@ class _Group:
                 pending += self.graph[name].operands
         return [n for n in self.graph if n.name in needed]
 
-    def _holds(self, node: Node, known: Sequence[Node]) -> bool:
-        """Are the rows of the seed still apart, and have the values around an op few numbers of each?
-
-        Its rows are all dimensions along which its elements do not meet."""
-        find = self.dimensions.find
-        bound = {find(key) for key in self.dimensions.bound}
+    def _holds(self, new: Sequence[Node]) -> bool:
+        """Are the rows still apart, and have the values around the last of these ops few numbers of each?"""
+        *known, node = new
+        find, bound = self.dimensions.find, set(map(self.dimensions.find, self.dimensions.bound))
+        around = [self.graph[o] for o in node.operands] + [node]
         if node is self.seed:
-            values = [self.graph[name] for name in (*node.operands, node.name)]
-            keys = [(v.name, d) for v in values if is_array(v) for d, n in enumerate(v.shape) if n > 1]
+            arrays = [value for value in around if is_array(value)]
+            keys = [(v.name, d) for v in arrays for d, extent in enumerate(v.shape) if extent > 1]
             self.rows = tuple({find(key) for key in keys} - bound)
-        rows = {find(key) for key in self.rows}
+        rows = set(map(find, self.rows))
         if len(rows) < len(self.rows) or not bound.isdisjoint(rows):
             return False
-        most = MOST_NUMBERS if isinstance(node.attrs, DotAttrs) or node is self.seed else self.most
-        for name in (node.name, *node.operands, *(n.name for n in known)):
-            value = self.graph[name]
-            if not is_array(value):
-                continue
-            apart = [find((name, d)) in rows for d in range(value.array.rank)]
-            numbers = math.prod(n for n, a in zip(value.shape, apart, strict=True) if not a)
-            if numbers > most:
-                return False
-        return True
+        wide = node is self.seed or isinstance(node.attrs, DotAttrs)
+        most = MOST_NUMBERS if wide else self.most
+        return all(
+            self._count_numbers(value, rows) <= most
+            for value in (*around, *known)
+            if is_array(value)
+        )
 
-
-def _find_known(graph: Graph) -> frozenset[str]:
-    """The ops of constants: no operand is computed from a parameter."""
-    known: set[str] = set()
-    kinds = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.SOURCE, Kind.INDEX)
-    for node in graph:
-        plain = OPS[node.op].kind in kinds and not node.is_parameter and is_pure(node)
-        if plain and known.issuperset(node.operands):
-            known.add(node.name)
-    return frozenset(known)
+    def _count_numbers(self, node: Node, rows: Collection[Dimension]) -> int:
+        find = self.dimensions.find
+        return math.prod(n for d, n in enumerate(node.shape) if find((node.name, d)) not in rows)
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Looped:
-    """name: of the loop."""
-
-    graph: Graph
-    name: str
-
-
-def _write_loop(graph: Graph, group: Collection[str]) -> _Looped:
-    """The graph with these ops in a while that turns once.  Ops of constants are in both."""
+def _write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> tuple[Graph, str]:
+    """The graph with these ops in a while that turns once, and its name.  Ops of constants are in both."""
     members = [node for node in graph if node.name in group]
-    known = _find_known(graph)
     results = [
         node
         for node in members
-        if is_array(node)
-        and node.name not in known
-        and (node.name in graph.outputs or any(u not in group for u in graph.users[node.name]))
+        if is_array(node) and node.name not in known and _is_read_outside(graph, node, group)
     ]
-    given = list(
-        dict.fromkeys(o for node in members for o in node.operands if o not in group)
-    )
+    given = dict.fromkeys(o for node in members for o in node.operands if o not in group)
     taken = {*graph.nodes}
 
     def name(hint: str) -> str:
@@ -254,50 +258,56 @@ def _write_loop(graph: Graph, group: Collection[str]) -> _Looped:
         taken.add(made)
         return made
 
-    counter = ArrayType(DType.S32, ())
+    counter, truth = ArrayType(DType.S32, ()), ArrayType(DType.PRED, ())
     types = [counter, *(graph[o].array for o in given), *(node.array for node in results)]
-    parameters = [name("turn"), *given, *(name(f"{node.name}.before") for node in results)]
-    parameter_nodes = {
-        p: Node(p, "parameter", t, attrs=ParameterAttrs(i))
-        for i, (p, t) in enumerate(zip(parameters, types, strict=True))
-    }
+    states = [name("turn"), *given, *(name(f"{node.name}.before") for node in results)]
+    parameters = [
+        Node(state, "parameter", type_, attrs=ParameterAttrs(i))
+        for i, (state, type_) in enumerate(zip(states, types, strict=True))
+    ]
     one = Node(name("one"), "constant", counter, attrs=_number(1, counter.dtype))
-    step = Node(name("next"), "add", counter, (parameters[0], one.name))
+    step = Node(name("next"), "add", counter, (states[0], one.name))
     outputs = (step.name, *given, *(node.name for node in results))
-    body_nodes = {**parameter_nodes, one.name: one, step.name: step}
-    body_nodes.update({node.name: node for node in members})
-    body = Graph("rows", keep_live_nodes(body_nodes, outputs), tuple(parameters), outputs)
-    asked = Node(name("asked"), "compare", ArrayType(DType.PRED, ()), (parameters[0], one.name), CompareAttrs("LT"))
-    condition = Graph(
-        "once", {**parameter_nodes, one.name: one, asked.name: asked}, tuple(parameters), (asked.name,)
-    )
-    zero = Node(name("zero"), "constant", counter, attrs=_number(0, counter.dtype))
-    nodes = {**graph.nodes, zero.name: zero}
-    starts = []
+    body_nodes = {node.name: node for node in (*parameters, one, step, *members)}
+    body = Graph("rows", keep_live_nodes(body_nodes, outputs), tuple(states), outputs)
+    asked = Node(name("is_first"), "compare", truth, (states[0], one.name), CompareAttrs("LT"))
+    condition_nodes = {node.name: node for node in (*parameters, one, asked)}
+    condition = Graph("once", condition_nodes, tuple(states), (asked.name,))
+
+    nodes = dict(graph.nodes)
+
+    def add(hint: str, op: str, type_: ArrayType, **fields: object) -> str:
+        node = Node(name(hint), op, type_, **fields)  # type: ignore[arg-type]
+        nodes[node.name] = node
+        return node.name
+
+    starts = [add("zero", "constant", counter, attrs=_number(0, counter.dtype)), *given]
     for node in results:
-        scalar = Node(name("zero"), "constant", ArrayType(node.dtype, ()), attrs=_number(0, node.dtype))
-        nodes[scalar.name] = scalar
-        start = scalar
-        if node.array.rank:
-            start = Node(name("start"), "broadcast", node.array, (scalar.name,), BroadcastAttrs(()))
-            nodes[start.name] = start
-        starts.append(start.name)
+        scalar = ArrayType(node.dtype, ())
+        zero = add("zero", "constant", scalar, attrs=_number(0, node.dtype))
+        attrs = BroadcastAttrs(())
+        is_scalar = not node.array.rank
+        start = (
+            zero
+            if is_scalar
+            else add("start", "broadcast", node.array, operands=(zero,), attrs=attrs)
+        )
+        starts.append(start)
     loop = Node(
-        name("rows"),
-        "while",
-        TupleType(tuple(types)),
-        (zero.name, *given, *starts),
-        regions=(condition, body),
+        name("rows"), "while", TupleType(tuple(types)), tuple(starts), regions=(condition, body)
     )
     nodes[loop.name] = loop
     for place, node in enumerate(results, 1 + len(given)):
-        nodes[node.name] = Node(
-            node.name, "get-tuple-element", node.type, (loop.name,), GetTupleElementAttrs(place)
-        )
-    parameters_first = {p: nodes[p] for p in graph.parameters}
-    effects = [n.name for n in graph if n.name not in group and not is_pure(n)]
-    ordered = sort_nodes(nodes, (*effects, *graph.outputs), parameters_first)
-    return _Looped(replace(graph, nodes=ordered), loop.name)
+        projection = GetTupleElementAttrs(place)
+        nodes[node.name] = Node(node.name, "get-tuple-element", node.type, (loop.name,), projection)
+    effects = [n.name for n in graph if not is_pure(n)]
+    first = {p: nodes[p] for p in graph.parameters}
+    ordered = sort_nodes(nodes, (*effects, *graph.outputs), first)
+    return Graph(graph.name, ordered, graph.parameters, graph.outputs, graph.aliases), loop.name
+
+
+def _is_read_outside(graph: Graph, node: Node, group: Collection[str]) -> bool:
+    return node.name in graph.outputs or any(u not in group for u in graph.users[node.name])
 
 
 def _number(value: int, dtype: DType) -> ConstantAttrs:

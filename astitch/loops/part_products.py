@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 
 from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, Graph, Node
 from astitch.graph.matmul import label_product
@@ -37,15 +37,19 @@ def part_products(body: Graph) -> Graph:
 
 def part_small_products(graph: Graph) -> Graph:
     """The same function, in which only products with matrices of few numbers are parted."""
-    rules = partial(_find_rules, products=tuple(partial(_if_small, rule) for rule in _PARTING))
+    rules = partial(_find_rules, products=tuple(map(_if_small, _PARTING)))
     return rewrite_graph(
         graph, lambda rule, node: None, lambda node, draft, values: None, rules=rules
     )
 
 
-def _if_small(rule: Rule, node: Node, draft: Draft) -> Node | str | None:
-    is_small = any(draft[operand].array.size <= MOST_NUMBERS for operand in node.operands)
-    return rule(node, draft) if is_small else None
+def _if_small(rule: Rule) -> Rule:
+    @wraps(rule)
+    def part(node: Node, draft: Draft) -> Node | str | None:
+        is_small = any(draft[operand].array.size <= MOST_NUMBERS for operand in node.operands)
+        return rule(node, draft) if is_small else None
+
+    return part
 
 
 def part_joined_operand(node: Node, draft: Draft) -> Node | str | None:

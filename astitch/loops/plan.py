@@ -37,8 +37,8 @@ from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, spell_out
 from astitch.loops.unroll import unroll_inner
-from astitch.rewrite.batched_gathers import batch_gathers
 from astitch.rewrite.barriers import open_barriers
+from astitch.rewrite.batched_gathers import batch_gathers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """The types of a product's operands; its sums are f32."""
@@ -86,9 +86,12 @@ class LoopPlan:
 
     def __str__(self) -> str:
         shares = " | ".join(map(str, self.shares))
+        once = self.loop.trips == 1
+        what = "row by row" if once else f"{self.loop.trips} turns"
+        other = "a library's calls" if once else "XLA's loop"
         return (
-            f"%{self.loop.node.name}: {self.loop.trips} turns in one kernel of {self.grid} blocks of {self.block} "
-            f"threads: {shares}; {self.us:.0f} us projected, {self.xla_us:.0f} as XLA's loop"
+            f"%{self.loop.node.name}: {what} in one kernel of {self.grid} blocks of {self.block} threads: {shares}; "
+            f"{self.us:.0f} us projected, {self.xla_us:.0f} as {other}"
         )
 
 

@@ -66,7 +66,11 @@ def factor_cholesky(ops: Arithmetic, a: np.ndarray, lower: bool) -> tuple[np.nda
         pivot = made[j, j]
         for k in range(j):
             pivot = ops.subtract_product(pivot, made[j, k], made[j, k])
-        fails.append(ops.writer.put("not", ArrayType(DType.PRED, ops.rows), (ops.compare(pivot, "GT", zero),)))
+        fails.append(
+            ops.writer.put(
+                "not", ArrayType(DType.PRED, ops.rows), (ops.compare(pivot, "GT", zero),)
+            )
+        )
         made[j, j] = ops.apply("sqrt", pivot)
         for i in range(j + 1, n):
             total = made[i, j]
@@ -86,7 +90,7 @@ def factor_or_nan(ops: Arithmetic, a: np.ndarray, lower: bool) -> np.ndarray:
     zero, nan = ops.number(0.0), ops.number(np.nan)
     for i, j in np.ndindex(made.shape):
         inside = i >= j if lower else i <= j
-        made[i, j] = ops.apply("select", holds, made[i, j], nan) if inside else zero
+        made[i, j] = ops.apply("select", holds, str(made[i, j]), nan) if inside else zero
     return made
 
 

@@ -81,7 +81,7 @@ def _batch(node: Node, draft: Draft) -> str | None:
 
 
 def _part_places(node: Node, draft: Draft) -> Node | None:
-    """gather(x, reshape(i)) as a gather of i, whose result is to be reshaped: XLA numbers all places by one dimension."""
+    """gather(x, reshape(i)) as a gather of i, whose result is to be reshaped.  XLA numbers places by one dimension."""
     a = node.attrs
     assert isinstance(a, GatherAttrs)
     joined = draft[node.operands[1]]
@@ -103,7 +103,9 @@ def _part_places(node: Node, draft: Draft) -> Node | None:
     at = dict(zip(free_dimensions(node.array.rank, a.offset_dims), places, strict=True))
     extents = [parts[at[d]] if d in at else [n] for d, n in enumerate(node.shape)]
     offsets = tuple(sum(map(len, extents[:d])) for d in a.offset_dims)
-    attrs = replace(a, offset_dims=offsets, index_vector_dim=sum(len(parts[d]) for d in range(vector)))
+    attrs = replace(
+        a, offset_dims=offsets, index_vector_dim=sum(len(parts[d]) for d in range(vector))
+    )
     shape = tuple(n for part in parts.values() for n in part)
     indices = DraftOps(node, draft).reshape(source.name, shape)
     type_ = ArrayType(node.dtype, tuple(n for extent in extents for n in extent))

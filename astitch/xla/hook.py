@@ -58,7 +58,11 @@ def read_module(data: bytes) -> Any:
     return schema.HloModuleProto.FromString(data)
 
 
-def is_worth(module: Any, alone: Collection[bytes] = (b"scatter",)) -> bool:
+_CALLED = frozenset({b"triangular-solve"})
+"""Ops that XLA has a library compute: one alone is several launches."""
+
+
+def is_worth(module: Any, alone: Collection[bytes] = frozenset({b"scatter"}) | _CALLED) -> bool:
     """Can a module gain?  XLA makes one kernel of what is element-wise only, or of a single op.
 
     module: an HloModuleProto.  alone: ops that may gain by themselves, by being written in another way.  Takes some
@@ -148,7 +152,7 @@ def stitch_module(
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
-    if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, ())):
+    if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, _CALLED)):
         return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     faults = FaultLog(strict or None)
     for name, passed, cost in (

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from astitch.graph.check import check_graph
 from astitch.graph.ir import GatherAttrs, Graph
@@ -33,6 +34,23 @@ BATCHED: dict[str, Case] = {
     "rows of places": (lambda x, j: x[jnp.arange(6)[:, None], j], (MATRIX, FOUR)),
     "the second dimension": (lambda x, i: x.T[i, jnp.arange(6)], (MATRIX, ONE)),
 }
+
+
+def merged(x: Any, j: Any) -> Any:
+    """All places along one dimension, as XLA's simplifier has them."""
+    places = jnp.stack([jnp.broadcast_to(jnp.arange(6)[:, None], j.shape), j], -1).reshape(-1, 2)
+    return lax.gather(x, places, lax.GatherDimensionNumbers((), (0, 1), (0, 1)), (1, 1))
+
+
+def merged_windows(y: Any, j: Any) -> Any:
+    """The same of windows, which lie in front of the places."""
+    places = jnp.stack([jnp.broadcast_to(jnp.arange(6)[:, None], j.shape), j], -1).reshape(-1, 2)
+    return lax.gather(y, places, lax.GatherDimensionNumbers((0,), (0, 1), (0, 1)), (1, 1, 3))
+
+
+BATCHED["places in one dimension"] = (merged, (MATRIX, FOUR))
+BATCHED["windows before places in one dimension"] = (merged_windows, (CUBE, FOUR))
+
 LEFT: dict[str, Case] = {
     "two of them given": (lambda x, i: x[i, i], (MATRIX, ONE)),
     "some rows": (lambda x, i: x[jnp.arange(4), i], (MATRIX, ONE[:4])),

@@ -82,6 +82,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "narrow_products",
         "row_regions",
         "hoist_loops",
+        "loop_over_matrices",
         "rename_scopes",
         "tune",
     }
