@@ -23,7 +23,6 @@ from astitch.graph.ir import (
     Factorization,
     LuAttrs,
     Node,
-    OpaqueAttrs,
     PivotsAttrs,
     TriangularSolveAttrs,
 )
@@ -36,8 +35,6 @@ def find_factorization(node: Node) -> Factorization | None:
     match node.attrs:
         case CholeskyAttrs() | TriangularSolveAttrs():
             return node.attrs
-        case OpaqueAttrs():
-            return node.attrs.factorization
         case CustomCallAttrs(target, config, has_side_effect=False):
             return read_factorization(target, config)
     return None

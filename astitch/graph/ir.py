@@ -591,7 +591,6 @@ class OpaqueAttrs:
     communicates: one of the computations exchanges data with other devices.
     waits: so many of the node's last operands are no operands of the instruction, which only runs after them.
     kin: XLA may make one collective of those that have the same text here; "": of this one and another never.
-    factorization: what a call computes, if it is one of a matrix.
     """
 
     opcode: str
@@ -603,7 +602,6 @@ class OpaqueAttrs:
     communicates: bool = field(default=False, repr=False)
     waits: int = 0
     kin: str = field(default="", repr=False)
-    factorization: Factorization | None = None
 
 
 Attrs = (

@@ -614,6 +614,5 @@ _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "call": _call,
     "row-region": _row_region,
     "custom-call": _call_library,
-    "opaque": _call_library,
     "optimization-barrier": lambda node, operands: operands,
 }

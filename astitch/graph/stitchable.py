@@ -9,6 +9,7 @@ from astitch.graph.ir import (
     ArrayType,
     AttentionAttrs,
     ConstantAttrs,
+    CustomCallAttrs,
     DType,
     Graph,
     NarrowProductAttrs,
@@ -43,6 +44,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
         return "a product of few rows: a kernel of its own"
     if isinstance(node.attrs, RowRegionAttrs):
         return "products of narrow arrays and what is between them: a kernel of its own"
+    if isinstance(node.attrs, CustomCallAttrs):
+        return f"a call of {node.attrs.target!r}"
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

@@ -21,7 +21,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.collectives import COLLECTIVES, COMBINED
-from astitch.graph.factorizations import read_factorization
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.graph.ops.other import LATENCY
@@ -134,7 +133,6 @@ def carry_instruction(
         any(decode(inner.opcode) in COLLECTIVES for inner in inside[1:]),
         waits,
         find_kin(kept, list(found.values())),
-        read_factorization(decode(kept.custom_call_target), kept.backend_config),
     )
     if origin is not Origin.COMPILER:
         trusted = origin is Origin.PROCESS
@@ -187,15 +185,7 @@ def _plain(data: Any) -> Any:
 def _may_have_effect(instruction: Any) -> bool:
     opcode = decode(instruction.opcode)
     orders = instruction.opcode in _ORDERS
-    calls = opcode == "custom-call" and not _is_factorization(instruction)
-    return orders or calls or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
-
-
-def _is_factorization(instruction: Any) -> bool:
-    if instruction.custom_call_has_side_effect or instruction.control_predecessor_ids:
-        return False
-    target = decode(instruction.custom_call_target)
-    return read_factorization(target, instruction.backend_config) is not None
+    return orders or opcode == "custom-call" or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
 
 
 def refuse_effects(instruction: Any, where: str) -> None:
@@ -235,11 +225,14 @@ def why_carried(instruction: Any) -> str:
         return f"a call of {target!r} with effects"
     read = {decode(LATENCY)} if opcode == "custom-call" else set[str]()
     keys = {decode(entry.key) for entry in instruction.frontend_attributes.map}
-    remarks = keys - _OF_OURS - read
+    remarks = keys - _OF_OURS - read - _OF_PARTITIONER
     if remarks and opcode not in _STRUCTURE:
         return f"remarks to XLA ({', '.join(sorted(remarks))})"
     return ""
 
+
+_OF_PARTITIONER = frozenset({"num_batch_dims", "xla.sdy.sharding_rule"})
+"""Remarks to a pass of XLA's that has run when a module comes to astitch."""
 
 _OF_OURS = frozenset({"astitch", "latency_metadata"})
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})

@@ -36,6 +36,9 @@ from astitch.loops.analysis import Carried, Loop
 from astitch.loops.flatten import Dimension, JoinedDimensions, is_array
 from astitch.rewrite.movement_rules import group_dimensions
 
+MOST_EXCHANGED = 8
+"""Exchanges of rows as one permutation: a thread compares each with all rows behind it."""
+
 
 class NotSpelled(Exception):
     """Why a loop's rows cannot be spelled out."""
@@ -248,6 +251,8 @@ class RowDimensions(JoinedDimensions):
             raise NotSpelled(f"%{node.name} is a {node.op}")
         first = self.body[node.operands[0]].array
         batch = first.rank - (1 if isinstance(known, PivotsAttrs) else 2)
+        if isinstance(known, PivotsAttrs) and first.shape[-1] > MOST_EXCHANGED:
+            raise NotSpelled(f"%{node.name} is of {first.shape[-1]} exchanges")
         self.join_all(node.operands[0], node.name, range(batch))
         self.bind(*((node.operands[0], d) for d in range(batch, first.rank)))
         met = range(batch, batch + 2)
@@ -283,7 +288,6 @@ _VISITS: Mapping[str, Callable[[RowDimensions, Node], None]] = {
     "cholesky": RowDimensions.visit_factorization,
     "triangular-solve": RowDimensions.visit_factorization,
     "custom-call": RowDimensions.visit_factorization,
-    "opaque": RowDimensions.visit_factorization,
 }
 
 

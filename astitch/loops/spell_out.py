@@ -860,5 +860,4 @@ _WRITES: Mapping[str, Callable[[_Speller, Node], np.ndarray | list[np.ndarray]]]
     "cholesky": _Speller.write_factorization,
     "triangular-solve": _Speller.write_factorization,
     "custom-call": _Speller.write_factorization,
-    "opaque": _Speller.write_factorization,
 }
