@@ -18,6 +18,7 @@ from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import Gpu
 from astitch.directives import FOLLOWED, NOTHING, Directives, read_directives
 from astitch.faults import FaultLog
+from astitch.graph.call_layouts import lay_out_calls
 from astitch.graph.check import check_graph
 from astitch.graph.collectives import find_joined
 from astitch.graph.fallback_operands import AS_ITS_OPERAND, find_fallback_operands
@@ -306,7 +307,8 @@ def _leave(graph: Graph, job: Job) -> Left:
         taken = _without_kept(found.products, job.directives)
         graph, products = found.graph, {**products, **taken}
         reasons |= {n: f"XLA computes it with %{p}" for n, p in taken.items()}
-    return Left(graph, reasons, products)
+    graph, names = lay_out_calls(graph, reasons)
+    return Left(graph, {**reasons, **names}, products)
 
 
 def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[str, str]:

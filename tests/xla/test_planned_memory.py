@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.scipy import linalg as scipy_linalg
 
 from tests.ahead_of_time import compile_ahead, hooked, needs_hook
 from tests.hook_evaluation import put
@@ -230,3 +231,41 @@ def test_convolutions_in_training() -> None:
     weights = [arrays((3, 3, width, width), (width,))] * 2
     alone, stitched = compare(descend(loss), (0,), weights, *arrays((16, 28, 28, width)))
     assert stitched <= SHARE * alone
+
+
+def gaussian_process(x: jax.Array, y: jax.Array) -> jax.Array:
+    apart = jnp.square(x[:, None] - x[None]).sum(-1)
+    root = scipy_linalg.cho_factor(jnp.exp(-apart) + 0.01 * jnp.eye(len(x)), lower=True)
+    return jnp.tanh(scipy_linalg.cho_solve(root, y))
+
+
+def inverses(a: jax.Array) -> jax.Array:
+    return jnp.linalg.inv(jnp.exp(a) + jnp.eye(40)) * 2
+
+
+def orthogonal(a: jax.Array) -> jax.Array:
+    q, r = jnp.linalg.qr(jnp.sin(a))
+    return q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (gaussian_process, ((1200, 4), (1200,))),
+        (inverses, ((500, 40, 40),)),
+        (orthogonal, ((128, 64, 64),)),
+    ],
+)
+def test_what_a_library_reads_is_not_copied(
+    fn: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    alone, stitched = compare(fn, (), *arrays(*shapes))
+    assert stitched <= SHARE * alone
+
+
+def test_small_matrices_are_not_stored_between_steps() -> None:
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.linalg.solve(a @ a.swapaxes(1, 2) + jnp.eye(4), b)
+
+    alone, stitched = compare(solve, (), *arrays((50_000, 4, 4), (50_000, 4, 2)))
+    assert stitched <= 0.6 * alone
