@@ -30,7 +30,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.loops.analysis import Loop, count_turns
+from astitch.loops.analysis import Loop
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.part_products import part_small_products
 from astitch.loops.plan import LoopPlan, LoopPlanner
@@ -76,14 +76,6 @@ def loop_over_matrices(graph: Graph, planner: LoopPlanner, notes: list[str]) -> 
             reason = plan.reason.rpartition("row by row: ")[2]
         else:
             notes.append(f"%{seed.name} stays a library's: {reason}")
-
-
-def turns_once(graph: Graph, node: Node) -> bool:
-    """Is a node a loop of one turn, as they are made here?"""
-    if not OPS[node.op].is_loop:
-        return False
-    counted = count_turns(graph, node)
-    return counted is not None and counted[0] == 1
 
 
 # ---- which ops -----------------------------------------------------------------------------------------------------

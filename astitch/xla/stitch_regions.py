@@ -20,7 +20,6 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.windows import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import read_part
-from astitch.loops.matrix_rows import turns_once
 from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
@@ -59,8 +58,8 @@ def stitch_bodies(
             continue
         graph = read_part(step.hlo)
         for node in graph:
-            if matrices and turns_once(graph, node) and matrices.is_kernel(graph, node):
-                continue  # its body would be such a loop again
+            if OPS[node.op].is_loop and matrices and matrices.is_kernel(graph, node):
+                continue  # nobody runs its body
             for region, times in list_regions(graph, node):
                 if region in bodies:
                     runs = bodies[region].runs

@@ -16,8 +16,9 @@ from astitch.graph.factorizations import find_factorization, read_factorization
 from astitch.graph.ir import CholeskyAttrs, Graph, LuAttrs, PivotsAttrs, TriangularSolveAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.loops.analysis import Affine, count_turns
 from astitch.loops.emit import emit_loop
-from astitch.loops.matrix_rows import loop_over_matrices, turns_once
+from astitch.loops.matrix_rows import loop_over_matrices
 from astitch.loops.plan import LoopPlanner
 from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower, lower_for_gpu
@@ -197,7 +198,7 @@ def test_a_row_sorts_few_numbers() -> None:
 def assert_loops_compute(graph: Graph, arguments: Any, tolerance: float) -> None:
     values = evaluate(graph, arguments)
     for node in loops_of(graph):
-        assert turns_once(graph, node)
+        assert count_turns(graph, node) == (1, {0: Affine(1, 0)})
         made = emit_loop(plan(graph, node), "loop_0")
         results = launch(made, [values[o][0] for o in node.operands], check=False)
         for state, result in zip(made.results, results, strict=True):
