@@ -9,7 +9,7 @@ rewrite/merged_rows.py parts matrices for kernels on tiles, where each piece is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 
@@ -37,7 +37,7 @@ def part_products(body: Graph) -> Graph:
 
 def part_small_products(graph: Graph) -> Graph:
     """The same function, in which only products with matrices of few numbers are parted."""
-    rules = partial(_find_rules, products=tuple(map(_if_small, _PARTING)))
+    rules = partial(_find_rules, own=_SMALL_RULES)
     return rewrite_graph(
         graph, lambda rule, node: None, lambda node, draft, values: None, rules=rules
     )
@@ -126,12 +126,13 @@ def _put_at(operands: tuple[str, ...], side: int, name: str) -> tuple[str, ...]:
     return (*operands[:side], name, *operands[side + 1 :])
 
 
-_PARTING: tuple[Rule, ...] = (part_joined_operand, lift_reshape_over_dot)
+_RULES: dict[str, tuple[Rule, ...]] = {"dot": (part_joined_operand, lift_reshape_over_dot)}
+_SMALL_RULES = {op: tuple(map(_if_small, rules)) for op, rules in _RULES.items()}
 
 
-def _find_rules(op: str, products: tuple[Rule, ...] = _PARTING) -> tuple[Rule, ...]:
-    """products: in place of simplify's rules for products, which merge dimensions."""
-    found = {"dot": products}.get(op) or find_rules(op)
+def _find_rules(op: str, own: Mapping[str, tuple[Rule, ...]] = _RULES) -> tuple[Rule, ...]:
+    """own: in place of simplify's rules, which merge dimensions."""
+    found = own.get(op) or find_rules(op)
     row = OPS.get(op)
     is_elementwise = row is not None and row.kind is Kind.ELEMENTWISE
     return (*found, lift_merging_reshape) if is_elementwise else found
