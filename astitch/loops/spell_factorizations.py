@@ -1,25 +1,43 @@
 """Factors of small matrices, and systems that they solve, number by number.
 
-Each function takes the numbers of matrices, arrays of names, and hands on those of the results.  Pivots are found and
-rows exchanged as LAPACK does, by comparisons and selects.
+Takes a call and who writes the body, hands on the names of the result's numbers.  Pivots are found and rows exchanged
+as LAPACK does, by comparisons and selects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from astitch.graph.ir import ArrayType, Attrs, CompareAttrs, DType, TriangularSolveAttrs
+from astitch.graph.factorizations import find_factorization
+from astitch.graph.ir import (
+    ArrayType,
+    Attrs,
+    CholeskyAttrs,
+    CompareAttrs,
+    DType,
+    Graph,
+    LuAttrs,
+    Node,
+    PivotsAttrs,
+    TriangularSolveAttrs,
+    TupleType,
+)
+from astitch.graph.ops.arrays import array_types
+from astitch.loops.row_dimensions import NotSpelled
 
 FACTORED = frozenset({DType.F32, DType.F64})
 """The types of such matrices."""
 
 
-class Writer(Protocol):
-    """Who puts ops into a body."""
+class Speller(Protocol):
+    """Who writes a body number by number: see spell_out.py."""
+
+    body: Graph
+    rows: Mapping[str, tuple[int, ...]]
 
     def put(
         self, op: str, type_: ArrayType, operands: Sequence[str] = ..., attrs: Attrs = ...
@@ -27,14 +45,70 @@ class Writer(Protocol):
 
     def put_constant(self, value: np.ndarray, dtype: DType) -> str: ...
 
-    def repeat(self, name: str, shape: tuple[int, ...]) -> str: ...
+    def repeat(self, name: str, shape: tuple[int, ...], dimensions: Sequence[int] = ...) -> str: ...
+
+    def row_shape(self, name: str) -> tuple[int, ...]: ...
+
+    def find(self, name: str) -> np.ndarray: ...
+
+    def find_repeated(self, name: str, shape: tuple[int, ...]) -> np.ndarray: ...
+
+
+def spell_factorization(speller: Speller, node: Node) -> np.ndarray | list[np.ndarray]:
+    """The numbers of what a call gives, of several for a tuple.  Raises NotSpelled for types that it does not know."""
+    known, (first, *_) = find_factorization(node), node.operands
+    if isinstance(known, TriangularSolveAttrs):
+        return _spell_solve(speller, node, known)
+    dtype, numbers = speller.body[first].dtype, speller.find(first)
+    ops = Arithmetic(speller, dtype, speller.row_shape(first))
+    if isinstance(known, PivotsAttrs):
+        count = array_types(node)[0].shape[-1]
+        return _compute_each([numbers], 1, lambda k: [list_permutation(ops, k, count)])[0]
+    if dtype not in FACTORED:
+        raise NotSpelled(f"%{node.name} factorizes {speller.body[first].array}")
+    if isinstance(known, LuAttrs):
+        return _compute_each([numbers], 2, lambda a: factor_lu(ops, a))
+    assert isinstance(known, CholeskyAttrs)
+    if isinstance(node.type, TupleType):
+        return _compute_each([numbers], 2, lambda a: factor_cholesky(ops, a, known.lower))
+    return _compute_each([numbers], 2, lambda a: [factor_or_nan(ops, a, known.lower)])[0]
+
+
+def _spell_solve(speller: Speller, node: Node, known: TriangularSolveAttrs) -> np.ndarray:
+    if node.dtype not in FACTORED:
+        raise NotSpelled(f"%{node.name} solves {node.array}")
+    (matrix, right), rows = node.operands, speller.row_shape(node.name)
+    own = [speller.rows[node.name].index(d) for d in speller.rows[matrix]]
+    repeated = np.vectorize(lambda n: speller.repeat(n, rows, own), otypes=[object])
+    ops = Arithmetic(speller, node.dtype, rows)
+    both = [repeated(speller.find(matrix)), speller.find_repeated(right, rows)]
+    return _compute_each(both, 2, lambda a, b: [solve(ops, a, b, known)])[0]
+
+
+def _compute_each(
+    operands: Sequence[np.ndarray],
+    rank: int,
+    compute: Callable[..., Sequence[np.ndarray | str]],
+) -> list[np.ndarray]:
+    """What a function makes of each matrix, or with rank 1 of each vector, of these arrays of numbers."""
+    batch = operands[0].shape[: operands[0].ndim - rank]
+    made = {index: compute(*(o[index] for o in operands)) for index in np.ndindex(batch)}
+    first = next(iter(made.values()))
+    results = [np.empty((*batch, *np.shape(np.asarray(r, object))), object) for r in first]
+    for index, parts in made.items():
+        for result, part in zip(results, parts, strict=True):
+            result[index] = part
+    return results
+
+
+# ---- one matrix ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """Ops on numbers of one type, each an array of so many rows."""
 
-    writer: Writer
+    writer: Speller
     dtype: DType
     rows: tuple[int, ...]
 
@@ -66,11 +140,8 @@ def factor_cholesky(ops: Arithmetic, a: np.ndarray, lower: bool) -> tuple[np.nda
         pivot = made[j, j]
         for k in range(j):
             pivot = ops.subtract_product(pivot, made[j, k], made[j, k])
-        fails.append(
-            ops.writer.put(
-                "not", ArrayType(DType.PRED, ops.rows), (ops.compare(pivot, "GT", zero),)
-            )
-        )
+        is_positive = ops.compare(pivot, "GT", zero)
+        fails.append(ops.writer.put("not", ArrayType(DType.PRED, ops.rows), (is_positive,)))
         made[j, j] = ops.apply("sqrt", pivot)
         for i in range(j + 1, n):
             total = made[i, j]

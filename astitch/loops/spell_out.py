@@ -15,12 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from astitch.graph.edit import free_name
-from astitch.graph.factorizations import find_factorization
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,
-    CholeskyAttrs,
     CompareAttrs,
     ConstantAttrs,
     DimensionAttrs,
@@ -33,22 +31,17 @@ from astitch.graph.ir import (
     Graph,
     IotaAttrs,
     Literal,
-    LuAttrs,
     NoAttrs,
     Node,
     PadAttrs,
-    PivotsAttrs,
     ScatterAttrs,
     SliceAttrs,
     SortAttrs,
     TransposeAttrs,
-    TriangularSolveAttrs,
-    TupleType,
     WindowAttrs,
 )
 from astitch.graph.matmul import free_dimensions, label_product
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.ops.arrays import array_types
 from astitch.loops.analysis import Carried, Loop, Place, Stack
 from astitch.loops.row_dimensions import (
     NotSpelled,
@@ -56,15 +49,7 @@ from astitch.loops.row_dimensions import (
     counts_up,
     is_varied,
 )
-from astitch.loops.spell_factorizations import (
-    FACTORED,
-    Arithmetic,
-    factor_cholesky,
-    factor_lu,
-    factor_or_nan,
-    list_permutation,
-    solve,
-)
+from astitch.loops.spell_factorizations import spell_factorization
 from astitch.rewrite.simplify import simplify
 
 LEAST_ROWS = (17, 2)
@@ -787,52 +772,6 @@ class _Speller(_Numbers):
         results = [np.moveaxis(part, -1, dimension) for part in made]
         return results if len(results) > 1 else results[0]
 
-    # ---- matrices --------------------------------------------------------------------------------------------------
-
-    def write_factorization(self, node: Node) -> np.ndarray | list[np.ndarray]:
-        known, (first, *_) = find_factorization(node), node.operands
-        if isinstance(known, TriangularSolveAttrs):
-            return self.write_solve(node, known)
-        dtype, numbers = self.body[first].dtype, self.find(first)
-        ops = Arithmetic(self, dtype, self.row_shape(first))
-        if isinstance(known, PivotsAttrs):
-            count = array_types(node)[0].shape[-1]
-            return self.write_each([numbers], 1, lambda k: [list_permutation(ops, k, count)])[0]
-        if dtype not in FACTORED:
-            raise NotSpelled(f"%{node.name} factorizes {self.body[first].array}")
-        if isinstance(known, LuAttrs):
-            return self.write_each([numbers], 2, lambda a: factor_lu(ops, a))
-        assert isinstance(known, CholeskyAttrs)
-        if isinstance(node.type, TupleType):
-            return self.write_each([numbers], 2, lambda a: factor_cholesky(ops, a, known.lower))
-        return self.write_each([numbers], 2, lambda a: [factor_or_nan(ops, a, known.lower)])[0]
-
-    def write_solve(self, node: Node, known: TriangularSolveAttrs) -> np.ndarray:
-        if node.dtype not in FACTORED:
-            raise NotSpelled(f"%{node.name} solves {node.array}")
-        (matrix, right), rows = node.operands, self.row_shape(node.name)
-        own = [self.rows[node.name].index(d) for d in self.rows[matrix]]
-        a = _each(self.find(matrix), lambda n: self.repeat(n, rows, own))
-        ops = Arithmetic(self, node.dtype, rows)
-        both = [a, self.find_repeated(right, rows)]
-        return self.write_each(both, 2, lambda a, b: [solve(ops, a, b, known)])[0]
-
-    def write_each(
-        self,
-        operands: Sequence[np.ndarray],
-        rank: int,
-        compute: Callable[..., Sequence[np.ndarray | str]],
-    ) -> list[np.ndarray]:
-        """What a function makes of each matrix, or with rank 1 of each vector, of these arrays of numbers."""
-        batch = operands[0].shape[: operands[0].ndim - rank]
-        made = {index: compute(*(o[index] for o in operands)) for index in np.ndindex(batch)}
-        first = next(iter(made.values()))
-        results = [np.empty((*batch, *np.shape(np.asarray(r, object))), object) for r in first]
-        for index, parts in made.items():
-            for result, part in zip(results, parts, strict=True):
-                result[index] = part
-        return results
-
     def write_projection(self, node: Node) -> np.ndarray:
         assert isinstance(node.attrs, GetTupleElementAttrs)
         return self.results[node.operands[0]][node.attrs.index]
@@ -857,7 +796,7 @@ _WRITES: Mapping[str, Callable[[_Speller, Node], np.ndarray | list[np.ndarray]]]
     "reduce-window": _Speller.write_window,
     "get-tuple-element": _Speller.write_projection,
     "sort": _Speller.write_sort,
-    "cholesky": _Speller.write_factorization,
-    "triangular-solve": _Speller.write_factorization,
-    "custom-call": _Speller.write_factorization,
+    "cholesky": spell_factorization,
+    "triangular-solve": spell_factorization,
+    "custom-call": spell_factorization,
 }
