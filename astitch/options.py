@@ -55,9 +55,22 @@ def cache_dir() -> Path:
     if own:
         return Path(own)
     try:
-        return Path.home() / ".cache" / "astitch"
+        folder = Path.home() / ".cache" / "astitch"
     except RuntimeError:  # a container's user, who is in no list
-        return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
+        folder = None
+    if folder is not None and _can_be_made(folder):
+        return folder
+    return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Is there a folder that this user may read, or may one be made?  A container's user may have the home of another,
+    or one that does not exist."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place):
+            needed = os.R_OK | os.X_OK if place == folder else os.W_OK | os.X_OK
+            return os.access(place, needed, effective_ids=True)
+    return False
 
 
 def shared_cache_dirs() -> tuple[Path, ...]:

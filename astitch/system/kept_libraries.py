@@ -26,6 +26,7 @@ from astitch.system.private_files import (
     seal,
     temporary_folder,
     unseal,
+    warn_of_shared,
 )
 
 FORM = "astitch library 2"
@@ -90,7 +91,7 @@ def _find_shared(kind: str, name: str, mode: int) -> ctypes.CDLL | None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            _tell(PrivateFolder(shared), error)
+            warn_of_shared(shared, error)
             continue
         if content is not None:
             return load_from_memory(content, mode)

@@ -19,6 +19,7 @@ import shutil
 import stat
 import tempfile
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -100,6 +101,24 @@ def read_shared(shared: Path, kind: str, name: str) -> bytes:
         _check_owner_alone(status, {owner}, shared / kind / name)
         return _read_all(file)
 
+
+def warn_of_shared(shared: Path, error: OSError) -> None:
+    """Says once in a process, for each folder, why what others keep in it is not used, and what its owner can do."""
+    if shared in _told_shared:
+        return
+    _told_shared.add(shared)
+    if isinstance(error, NotPrivate):
+        what = "only its owner may write it"
+    else:
+        what = "this user cannot read it, so all is compiled anew"
+    warnings.warn(
+        f"shared cache {shared} is not used: {error}\n  {what}; its owner can mend it: chmod -R go-w,go+rX {shared}",
+        RuntimeWarning,
+        stacklevel=6,
+    )
+
+
+_told_shared: set[Path] = set()
 
 SYSTEM = 0
 """The user who may write everywhere anyway."""

@@ -20,7 +20,14 @@ from types import MappingProxyType
 from astitch import options
 from astitch.errors import KernelCompileError
 from astitch.system.forks import ForkLock
-from astitch.system.private_files import ADVICE, PrivateFolder, read_shared, seal, unseal
+from astitch.system.private_files import (
+    ADVICE,
+    PrivateFolder,
+    read_shared,
+    seal,
+    unseal,
+    warn_of_shared,
+)
 from astitch.toolchain import nvrtc
 from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
@@ -137,7 +144,7 @@ class ByteCache:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                _warn_of_shared(shared, str(error))
+                warn_of_shared(shared, error)
                 continue
             if (content := unseal(data, self.form, key)) is not None:
                 return content
@@ -196,16 +203,6 @@ class ByteCache:
                 RuntimeWarning,
                 stacklevel=5,
             )
-
-
-@functools.cache
-def _warn_of_shared(folder: Path, why: str) -> None:
-    """Once in a process each."""
-    warnings.warn(
-        f"shared cache {folder} is not used: {why}\n  only its owner may write it: chmod -R go-w,go+rX {folder}",
-        RuntimeWarning,
-        stacklevel=5,
-    )
 
 
 class KernelCache(ByteCache):

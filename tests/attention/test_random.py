@@ -235,7 +235,7 @@ def test_random_programs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
     found: list[bool] = []
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs())
     def run(program: Program) -> None:
         found.append(check(program))

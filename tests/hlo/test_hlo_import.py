@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import gzip
 import random
 import re
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +31,8 @@ from astitch.graph.ir import (
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
-from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
-
-MODULES = Path(__file__).parents[1] / "data" / "hlo"
-
-
-def read_module(name: str) -> bytes:
-    (path,) = MODULES.glob(f"{name}.hlo.*.gz")
-    data = gzip.decompress(path.read_bytes())
-    return parse_hlo_text(data.decode()) if ".txt" in path.name else data
+from tests.hlo_runner import lower, parse_hlo_text
+from tests.real_modules import COUNTS, MODULES, compare_with_xla, read_module
 
 
 def find(graph: Graph, op: str) -> Node:
@@ -55,19 +46,6 @@ def count_ops(graph: Graph) -> collections.Counter[str]:
 
 # ---- real modules --------------------------------------------------------------------------------
 
-# name: nodes, parameters, outputs, and how many of some ops the entry computation has
-COUNTS = {
-    "bert_layer_fwd": (174, 18, 1, {"dot": 8, "reduce": 6}),
-    "bert_infer": (431, 44, 2, {"dot": 18, "gather": 2}),
-    "bert_infer_bf16_erfgelu": (647, 44, 2, {"logistic": 0, "convert": 49}),
-    "bert_train": (4290, 146, 140, {"scatter": 5, "while": 0}),
-    "crnn_infer": (272, 43, 2, {"convolution": 7, "reduce-window": 4, "while": 4}),
-    "crnn_train": (1703, 112, 110, {"convolution": 20, "select-and-scatter": 4, "while": 10}),
-    "dien_infer": (343, 35, 1, {"while": 2, "gather": 5}),
-    "dien_train": (1866, 115, 107, {"while": 4, "scatter": 7}),
-    "tf_keras_infer": (372, 25, 1, {"convolution": 1, "while": 2}),
-}
-
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_real_module_is_legal_and_complete(name):
@@ -80,38 +58,10 @@ def test_real_module_is_legal_and_complete(name):
     assert not {"call", "tuple", "fusion", "copy", "bitcast"} & set(found)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bert_layer_fwd", "bert_infer", "dien_infer", "dien_train", "tf_keras_infer", "crnn_infer"],
-)
+@pytest.mark.parametrize("name", [name for name in COUNTS if not name.endswith("_train")])
 def test_real_module_agrees_with_xla(name):
-    compare_with_xla(read_module(name), tolerance=1e-4)
-
-
-def test_bf16_module_agrees_with_xla():
-    compare_with_xla(read_module("bert_infer_bf16_erfgelu"), tolerance=0.03, positive=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert_train", "crnn_train"])
-def test_training_step_agrees_with_xla(name):
-    compare_with_xla(read_module(name), tolerance=1e-4)
-
-
-def compare_with_xla(proto: bytes, tolerance: float, positive: bool = True) -> None:
-    """Floats up to 0.1, positive where some parameters are variances."""
-    graph = import_hlo(proto)
-    arguments = [
-        (np.abs(a) if positive else a) * a.dtype.type(0.1) if graph[p].dtype.is_float else a
-        for p, a in zip(graph.parameters, random_arguments(graph), strict=True)
-    ]
-    wanted = run_xla(proto, arguments, optimise=True)
-    for got, want in zip(run_graph(graph, arguments), wanted, strict=True):
-        assert (got.dtype, got.shape) == (want.dtype, want.shape)
-        scale = np.abs(want.astype(np.float64)).max(initial=1e-30)
-        np.testing.assert_allclose(
-            got.astype(np.float64) / scale, want.astype(np.float64) / scale, 0, tolerance
-        )
+    """`python -m tests.real_modules` compares the training steps too, for two minutes."""
+    compare_with_xla(name)
 
 
 # ---- what the importer resolves ------------------------------------------------------------------

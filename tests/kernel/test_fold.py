@@ -104,8 +104,10 @@ def is_folded(source: str) -> bool:
     return "form ==" in source or "int section =" in source
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [*((name, "two SMs") for name in PROGRAMS), ("sizes", "forty"), ("clipped", "forty")],
+)
 def test_bits_are_those_of_sections_printed_one_by_one(
     name: str, gpu: str, folding: Callable[[bool], None]
 ) -> None:

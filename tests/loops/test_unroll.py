@@ -64,7 +64,7 @@ def test_searches_are_kernels(name: str) -> None:
     np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 300), st.integers(0, 99), st.sampled_from([np.float32, np.int32, np.float16]))
 def test_any_number_of_edges(count: int, seed: int, dtype: Any) -> None:
     random = np.random.default_rng(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -192,8 +193,10 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("steps", [8, 37, 128])
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [*itertools.product(FOUND, [8, 37]), ("states", 128), ("complex states", 128)],
+)
 def test_trees_are_found(name: str, steps: int) -> None:
     fn, running, _ = FOUND[name]
     check(fn, (normal(2, steps, 3), normal(2, steps, 3)), running)
@@ -211,8 +214,10 @@ def test_what_flows_back_to_a_factor_of_several_columns_is_a_sum() -> None:
         check(gradient(a_rate_for_all_columns), (normal(*factors), normal(*added)), 2, 1e-4)
 
 
-@pytest.mark.parametrize("steps", [9, 32, 100])
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [*itertools.product(FOUND, [9, 32]), ("states", 100), ("two of one rate", 100)],
+)
 def test_gradients_are_found(name: str, steps: int) -> None:
     fn, _, running = FOUND[name]
     check(gradient(fn), (normal(2, steps, 3), normal(2, steps, 3)), running, 1e-4)
@@ -441,12 +446,17 @@ def test_the_first_factor_may_be_no_number(first: float, reverse: bool) -> None:
 # ---- what kernels make of them -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+SCANNED = [((4, 64, 32), 1), ((3, 300), 1), ((1, 1500, 18), 1), ((700, 5), 0), ((2, 3, 4, 33), 2)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((4, 64, 32), 1), ((3, 300), 1), ((1, 1500, 18), 1), ((700, 5), 0), ((2, 3, 4, 33), 2)],
+    ("shape", "axis", "dtype", "reverse"),
+    [
+        *((*scanned, np.float32, reverse) for scanned in SCANNED for reverse in (False, True)),
+        *((*scanned, np.float64, number % 2 > 0) for number, scanned in enumerate(SCANNED)),
+        *((*scanned, np.complex64, number % 2 == 0) for number, scanned in enumerate(SCANNED)),
+    ],
 )
-@pytest.mark.parametrize("reverse", [False, True])
 def test_kernels_scan(shape: tuple[int, ...], axis: int, dtype: Any, reverse: bool) -> None:
     """One kernel, in the checked emulation; and what XLA computes where it is left a recurrence."""
 
@@ -472,7 +482,7 @@ def test_kernels_scan(shape: tuple[int, ...], axis: int, dtype: Any, reverse: bo
         assert_near(by_xla, want, 1e-12 if dtype == np.float64 else 1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_recurrence_and_its_gradient(data: st.DataObject) -> None:
     draw = data.draw

@@ -176,7 +176,7 @@ def test_long_rows_and_several_keys_stay() -> None:
     assert is_left(sort_rows(graph))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 40),
     columns=st.integers(2, 600),

@@ -264,7 +264,7 @@ ONE_SM = dataclasses.replace(preset("host"), sms=1)
 """So few blocks that every task loop repeats."""
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.integers(0, 10**6),
     st.sampled_from((1, 2, 7, 64, 100, 1000, 5000)),

@@ -29,7 +29,9 @@ from astitch.system.private_files import (
     load_from_memory,
     seal,
     unseal,
+    warn_of_shared,
 )
+from tests.modes import obeying
 
 ROOT = Path(private_files.__file__).parents[2]
 DATA = bytes(range(256)) * 40
@@ -253,6 +255,44 @@ def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("ASTITCH_CACHE_DIR", raising=False)
     monkeypatch.setattr(Path, "home", refuse)
     assert options.cache_dir().name == f"astitch-{os.geteuid()}"
+
+
+@pytest.mark.parametrize(
+    "home, mode, own",
+    [
+        ("away/home", 0o555, False),
+        ("away", 0o555, False),
+        ("away", 0, False),
+        ("away", 0o755, True),
+    ],
+    ids=["missing", "read-only", "unreadable", "writable"],
+)
+def test_a_home_that_cannot_be_written_has_no_cache(
+    tmp_path: Path, home: str, mode: int, own: bool
+) -> None:
+    """As of a container that runs under any number."""
+    (tmp_path / "away").mkdir(mode=mode)
+    environment = {name: text for name, text in os.environ.items() if name != "ASTITCH_CACHE_DIR"}
+    environment |= {"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path)}
+    said = subprocess.run(
+        obeying(sys.executable, "-c", "from astitch import options; print(options.cache_dir())"),
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    folder = tmp_path / home / ".cache" / "astitch" if own else tmp_path / f"astitch-{os.geteuid()}"
+    assert said == str(folder)
+    (tmp_path / "away").chmod(0o755)
+
+
+def test_what_keeps_a_shared_cache_from_being_used_is_told_by_its_kind(tmp_path: Path) -> None:
+    for error, words in (
+        (NotPrivate("others may write"), "only its owner may write it"),
+        (PermissionError(13, "Permission denied"), "this user cannot read it"),
+    ):
+        folder = tmp_path / words.replace(" ", "_")
+        with pytest.warns(RuntimeWarning, match=f"{words}(.|\n)*chmod -R go-w,go\\+rX") as told:
+            warn_of_shared(folder, error)
+            warn_of_shared(folder, error)  # once
+        assert len(told) == 1
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------------

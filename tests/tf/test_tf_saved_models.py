@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from astitch.system.kept_libraries import is_whole  # noqa: E402
+from tests.modes import give_away, obeying  # noqa: E402
 from tf_addon import export, saved_models, shim_build  # noqa: E402
 
 SAVE = """
@@ -45,7 +46,7 @@ print(report.runs, row.kept, row.kernels, float(np.abs(found - wanted).max()) < 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
+        obeying(*command),
         capture_output=True,
         text=True,
         timeout=300,
@@ -68,12 +69,17 @@ def test_a_later_process_neither_plans_nor_compiles(tmp_path: Path) -> None:
     assert {path.name for path in kept.iterdir()} >= {"programs", "host", "tensorflow"}
     for path in [*kept.rglob("*"), kept]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    # Nothing is in this user's own cache.
+    give_away(model)
+    # Nothing is in this user's own cache, and there is no home to make one in.
+    own = tmp_path / "own"
+    own.mkdir()
     name = first.partition("(")[2].partition("=")[0]
     served = run(
         sys.executable,
         *("-W", "error::RuntimeWarning", "-c", SERVE, str(model), name),
-        ASTITCH_CACHE_DIR=str(tmp_path / "own"),
+        ASTITCH_CACHE_DIR="",
+        HOME="/nonexistent",
+        TMPDIR=str(own),
     )
     assert served.stdout.split() == ["1", "True", "1", "True"], served.stdout + served.stderr
     assert before == {path: path.stat().st_mtime_ns for path in kept.rglob("*")}

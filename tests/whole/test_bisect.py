@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import runpy
+import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import astitch.pipeline
+import astitch.search.build_program
 from astitch import bisect
 from astitch.bisect import Part, find_culprits
 
@@ -46,13 +53,37 @@ build.emit_cuda = lambda *a, **k: right(*a, **k).replace("tanh(", "tanh(0.5f * "
 """
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts run here, each with the compiler as it was: a process of its own takes three seconds to import JAX."""
+
+    def run(
+        command: list[str], *, env: dict[str, str], **_: Any
+    ) -> subprocess.CompletedProcess[str]:
+        said = io.StringIO()
+        with monkeypatch.context() as changed, contextlib.redirect_stdout(said):
+            for name in ("ASTITCH_STITCHES", "ASTITCH_LOG"):
+                changed.setenv(name, env[name])
+            # What a script exchanges comes back.
+            changed.setattr(astitch.pipeline, "reassociate", astitch.pipeline.reassociate)
+            build = astitch.search.build_program
+            changed.setattr(build, "emit_cuda", build.emit_cuda)
+            try:
+                runpy.run_path(command[1])
+            except AssertionError as error:
+                return subprocess.CompletedProcess(command, 1, said.getvalue(), repr(error))
+        return subprocess.CompletedProcess(command, 0, said.getvalue(), "")
+
+    monkeypatch.setattr(bisect.subprocess, "run", run)
+
+
 def write(folder: Path, *parts: str) -> str:
     file = folder / "repro.py"
     file.write_text("\n".join(map(textwrap.dedent, parts)))
     return str(file)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_a_wrong_pass_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = write(tmp_path, WRONG_PASS, PROGRAM, "print(*result)")
     assert bisect.main([script]) == 0
@@ -72,7 +103,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\n  [jit_step]\n  leave %" in said
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_a_slow_kernel_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The time that a script prints is made up: so many units for each kernel with a tanh."""
     time = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from pathlib import Path
@@ -187,6 +188,9 @@ def turns(x: Any, w: Any) -> Any:
     return jax.nn.softmax(state, -1), jnp.cumsum(summed)
 
 
+MOST_FOLLOWED = 5
+"""Lines of one verb that are tried: each is a compilation."""
+
 REVERSED = re.compile(r"to reverse it: (.*)|to take another plan: (.*)")
 
 
@@ -201,9 +205,12 @@ REVERSED = re.compile(r"to reverse it: (.*)|to take another plan: (.*)")
 def test_every_line_that_the_explanation_prints_is_followed(fn: Any, verbs: set[str]) -> None:
     plain = compile_it(fn=fn)
     lines = [one or other for one, other in REVERSED.findall(plain.explain())]
-    assert {line.split()[0] for line in lines} >= verbs
-    before = [plan.kernel for plan in plain.plans], plain.program.epilogues
+    by_verb: dict[str, list[str]] = {}
     for line in dict.fromkeys(lines):
+        by_verb.setdefault(line.split()[0], []).append(line)
+    assert by_verb.keys() >= verbs
+    before = [plan.kernel for plan in plain.plans], plain.program.epilogues
+    for line in itertools.chain(*(found[:MOST_FOLLOWED] for found in by_verb.values())):
         reversed_ = compile_it(line, fn=fn)
         assert reversed_.directives == (f"{line}: followed",), line
         after = [plan.kernel for plan in reversed_.plans], reversed_.program.epilogues

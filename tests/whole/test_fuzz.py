@@ -272,7 +272,7 @@ def test_random_graphs(part: int) -> None:
     def test(graph: Graph, arguments: int) -> None:
         assert_emulated_is_reference(graph, arguments, check=False)
 
-    run_examples(test, part, 40, random_graphs(16), SEEDS)
+    run_examples(test, part, 30, random_graphs(16), SEEDS)
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -288,7 +288,7 @@ def test_wide_graphs(part: int) -> None:
     def test(graph: Graph, arguments: int) -> None:
         assert_emulated_is_reference(graph, arguments, check=False)
 
-    run_examples(test, part, 24, wide_graphs(), SEEDS)
+    run_examples(test, part, 15, wide_graphs(), SEEDS)
 
 
 @pytest.mark.parametrize("part", range(3))

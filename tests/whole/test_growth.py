@@ -63,7 +63,7 @@ def check_growth(few: tuple[int, int], many: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", sorted(compile_time.SHAPES))
 def test_a_graph_four_times_as_large_takes_four_times_the_work(shape: str) -> None:
     """From the import to the stitch ops."""
-    graphs = [import_shape(shape, ops) for ops in (300, 1_200)]
+    graphs = [import_shape(shape, ops) for ops in (200, 800)]
     for graph in graphs:
         find_scopes(graph)  # what is computed once a process
     few, many = ((len(g), count_calls(lambda g=g: find_scopes(g))) for g in graphs)
@@ -81,7 +81,7 @@ def plan_one(scopes: Scopes) -> Plan:
 @pytest.mark.parametrize("shape", ["arguments", "chain", "outputs", "slices", "updates"])
 def test_a_kernel_four_times_as_long_takes_four_times_the_work(shape: str) -> None:
     """Arranging, lowering, counting and checking one stitch op of many task loops."""
-    found = [find_scopes(import_shape(shape, ops)) for ops in (150, 600)]
+    found = [find_scopes(import_shape(shape, ops)) for ops in (100, 400)]
     for scopes in found:
         plan_one(scopes)
     few, many = ((len(s.graph), count_calls(lambda s=s: plan_one(s))) for s in found)

@@ -17,8 +17,8 @@ from astitch.program.steps import KernelStep, LibraryStep
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import is_memory_op
-from tests.hlo.test_hlo_import import read_module
 from tests.hlo_runner import random_arguments
+from tests.real_modules import read_module
 
 # model: (stitch ops for an H100, library calls, ops that are interpreted for want of an emitted form)
 STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
@@ -29,8 +29,6 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "crnn_infer": (14, 11, {"while": 4}),
     "tf_keras_infer": (8, 7, {"while": 2}),
     "bert_train": (29, 53, {}),
-    "crnn_train": (30, 38, {"while": 10}),
-    "dien_train": (16, 27, {"while": 4, "sort": 2}),
     "mamba_train": (43, 63, {}),
 }
 

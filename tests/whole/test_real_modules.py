@@ -28,8 +28,8 @@ from astitch.library.xla_fallback import (
 from astitch.run.host_engine import HostEngine
 from astitch.xla import stitched_call
 from astitch.xla.stitched_call import Stitched
-from tests.hlo.test_hlo_import import COUNTS, read_module
 from tests.hlo_runner import random_arguments, run_xla
+from tests.real_modules import COUNTS, read_module
 
 HIGHEST = 2
 """The number of PrecisionConfig.Precision."""
