@@ -43,6 +43,10 @@ class Status:
             f"enabled for every program: {'yes' if self.enabled else 'no'}"
             + (f" ({how})" if how else "")
         )
+        if self.enabled and not self.driver:
+            lines.append(
+                "  there is no GPU: XLA compiles them as ever, and only astitch.jit has kernels, in the emulation"
+            )
         lines += [f"{name}={value}" for name, value in self.environment.items()]
         lines.append(f"caches: {self.caches}")
         lines += [f"{name} {value:.10g}" for name, value in self.counters.items()]

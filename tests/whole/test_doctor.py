@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,16 @@ def test_status_is_a_value_and_a_text(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not found.enabled
     assert json.loads(json.dumps(found.to_dict()))["counters"]["astitch_kernels_total"] == 1
     assert 'astitch_compiles_total{outcome="stitched"} 1' in str(found)
+
+
+def test_status_says_that_without_a_gpu_all_programs_are_xlas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("astitch.api.status.driver_version", lambda: None)
+    found = replace(astitch.status(), enabled=True)
+    assert "there is no GPU: XLA compiles them as ever" in str(found)
+    assert "there is no GPU" not in str(replace(found, driver="13.0"))
+    assert "there is no GPU" not in str(replace(found, enabled=False))
 
 
 def test_names_that_went_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ F32 = np.dtype(np.float32)
 @pytest.mark.parametrize("part", range(7))
 def test_random_programs(part: int) -> None:
     """Results as near to f64 as XLA's, no error but named refusals, and plans for each GPU."""
-    for seed in range(part, 28, 7):
+    for seed in range(part, 14, 7):
         program = make_program(seed)
         outcome = try_program(program, ("host", choose_stages(seed)[1 + seed % 4]))
         assert outcome.failure is None, report_failure(program, outcome.failure)

@@ -29,7 +29,6 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "crnn_infer": (14, 11, {"while": 4}),
     "tf_keras_infer": (8, 7, {"while": 2}),
     "bert_train": (29, 53, {}),
-    "mamba_train": (43, 63, {}),
 }
 
 MOST_KERNELS_OF_A_BERT_LAYER = 7
