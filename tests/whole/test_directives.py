@@ -188,7 +188,7 @@ def turns(x: Any, w: Any) -> Any:
     return jax.nn.softmax(state, -1), jnp.cumsum(summed)
 
 
-MOST_FOLLOWED = 5
+MOST_FOLLOWED = 2
 """Lines of one verb that are tried: each is a compilation."""
 
 REVERSED = re.compile(r"to reverse it: (.*)|to take another plan: (.*)")
