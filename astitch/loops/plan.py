@@ -35,7 +35,7 @@ from astitch.loops.merge import merge_loops
 from astitch.loops.part_products import part_products
 from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
-from astitch.loops.spell_out import LEAST_ROWS, spell_out
+from astitch.loops.spell_out import LEAST_ROWS, Rows, find_rows, spell_out
 from astitch.loops.unroll import unroll_inner
 from astitch.rewrite.barriers import open_barriers
 from astitch.rewrite.batched_gathers import batch_gathers
@@ -186,9 +186,14 @@ class LoopPlanner:
         calls = sum(find_factorization(loop.body[name]) is not None for name in live)
         products += 2 * calls
         refused = LoopRefusal(loop.node.name, "")
+        tried: list[Rows] = []
         for least in LEAST_ROWS:
             try:
-                spelled = analyse_loop(graph, spell_out(loop, live, least))
+                rows = find_rows(loop, live, least)
+                if rows in tried:
+                    continue
+                tried.append(rows)
+                spelled = analyse_loop(graph, spell_out(loop, live, rows))
             except NotSpelled as why:
                 refused = LoopRefusal(loop.node.name, str(why))
                 continue

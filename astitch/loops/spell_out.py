@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from astitch.graph.edit import free_name
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
@@ -56,6 +55,9 @@ LEAST_ROWS = (17, 2)
 """How long dimensions of rows are: short ones are spelled out where they can be, for they may lie on the other side of
 others that must be."""
 
+Rows = Mapping[str, tuple[int, ...]]
+"""By value, its dimensions of rows."""
+
 MOST_NUMBERS = 64
 """Numbers that a row of one value may have."""
 
@@ -69,15 +71,18 @@ MOST_WRITTEN = 12000
 """The same before equal ones are merged and known ones computed."""
 
 
-def spell_out(loop: Loop, live: Collection[str], least: int) -> Node:
+def spell_out(loop: Loop, live: Collection[str], rows: Rows) -> Node:
     """The while with a body that computes the live values number by number.  What it carries lies in memory as before;
-    states that nobody needs are handed on.  least: the length of a dimension of rows, if there is one as long.  Raises
-    NotSpelled."""
-    rows = RowDimensions(loop, live).find_rows(least)
+    states that nobody needs are handed on.  rows: of each value, as find_rows gives them.  Raises NotSpelled."""
     body = simplify(_Speller(loop, live, rows).spell())
     if len(body.nodes) > MOST_OPS:
         raise NotSpelled("a turn has too many ops, number by number")
     return replace(loop.node, regions=(loop.node.regions[0], body))
+
+
+def find_rows(loop: Loop, live: Collection[str], least: int) -> Rows:
+    """The dimensions of rows of each live value, of at least so many if one is as long.  Raises NotSpelled."""
+    return RowDimensions(loop, live).find_rows(least)
 
 
 # ---- the body number by number -------------------------------------------------------------------------------------
@@ -104,6 +109,7 @@ class _Numbers:
         self.loop, self.body, self.live, self.rows = loop, loop.body, live, rows
         self.nodes: dict[str, Node] = {}
         self.taken = {*self.body.nodes}
+        self.numbered: dict[str, int] = {}
         self.values: dict[str, np.ndarray] = {}
         self.results: dict[str, list[np.ndarray]] = {}
         self.spread: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str] = {}
@@ -134,9 +140,17 @@ class _Numbers:
     ) -> str:
         if len(self.nodes) > MOST_WRITTEN:
             raise NotSpelled("a turn has too many ops, number by number")
-        name = free_name(hint or f"{op}.number", self.taken)
-        self.taken.add(name)
+        name = self.name(hint or f"{op}.number")
         self.nodes[name] = Node(name, op, type_, tuple(operands), attrs)
+        return name
+
+    def name(self, hint: str) -> str:
+        """free_name, without the numbers that are known to be taken: there are thousands of one name."""
+        number = self.numbered.get(hint, 1)
+        while (name := hint if number == 1 else f"{hint}.{number}") in self.taken:
+            number += 1
+        self.numbered[hint] = number + 1
+        self.taken.add(name)
         return name
 
     def put_constant(self, value: np.ndarray, dtype: DType) -> str:

@@ -50,7 +50,7 @@ from astitch.loops.plan import (
     leave_starts,
 )
 from astitch.loops.row_dimensions import NotSpelled
-from astitch.loops.spell_out import spell_out
+from astitch.loops.spell_out import find_rows, spell_out
 from astitch.pipeline import Target
 from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
@@ -625,7 +625,7 @@ def test_what_is_no_kernel_says_why() -> None:
     square = lambda x: lax.fori_loop(0, 9, lambda _, x: x @ x, x)  # noqa: E731
     assert "no product of rows and a matrix that no turn changes" in refuse(square, normal(9, 9))
     sort = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.sort(x @ w), x)  # noqa: E731
-    assert "is a sort" in refuse(sort, w, x)
+    assert "sorts 20 numbers" in refuse(sort, normal(20, 20), normal(4, 20))
     large = (
         jax.ShapeDtypeStruct((8192, 8192), np.float32),
         jax.ShapeDtypeStruct((4, 8192), np.float32),
@@ -833,7 +833,7 @@ def test_rows_are_the_lanes_of_warps() -> None:
     "columns, turn, reason",
     [
         (80, lambda i, x: jnp.sin(x[:, ::-1]), "has 80 numbers that meet"),
-        (9, lambda i, x: jnp.sort(x), "is a sort"),
+        (20, lambda i, x: jnp.sort(x), "sorts 20 numbers"),
         (64, lambda i, x: jnp.sin(x[:, ::-1] @ jnp.outer(x[0], x[0])), "numbers that meet"),
     ],
 )
@@ -845,7 +845,8 @@ def test_what_is_not_spelled_out_says_why(
     loop = analyse_loop(graph, node)
     assert isinstance(loop, Loop)
     with pytest.raises(NotSpelled, match=reason):
-        spell_out(loop, find_live(loop, range(len(loop.roles))), 17)
+        live = find_live(loop, range(len(loop.roles)))
+        spell_out(loop, live, find_rows(loop, live, 17))
 
 
 def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
