@@ -1,7 +1,7 @@
 """keras.applications at their real depth and width: training steps by astitch's emulation, by XLA, and by XLA in f64.
 
 `python -m tests.tf_whole_models [NAME ...] --steps 20 --size 32 --batch 4`.  Printed is how far losses and weights are
-from those in f64, relative.  Rounding grows from step to step; astitch must be no further away than twice XLA.  A model
+from those in f64, relative.  Rounding grows from step to step; astitch must be no further away than four times XLA.  A model
 with dropout draws other numbers in f64: of it astitch and XLA are compared alone.
 """
 
@@ -20,6 +20,7 @@ import tf_addon
 
 keras, applications = tf.keras, tf.keras.applications
 CLASSES = 10
+TIMES_XLA = 4
 SAME = 1e-3
 """How far astitch and XLA may be apart where there is no judge."""
 
@@ -76,7 +77,7 @@ def apart(found: Sequence[Any], exact: Sequence[Any]) -> float:
 
 
 def compare(name: str, asked: argparse.Namespace) -> bool:
-    """Prints a line a model.  Is astitch no further from f64 than twice XLA?"""
+    """Prints a line a model.  Is astitch no further from f64 than XLA, to a factor?"""
     start = time.perf_counter()
     tf_addon.report(reset=True)
     with tf_addon.enabled(engine="host"):
@@ -91,7 +92,7 @@ def compare(name: str, asked: argparse.Namespace) -> bool:
         found = [apart(one, right) for one, right in zip(ours, exact, strict=True)]
         wanted = [apart(one, right) for one, right in zip(theirs, exact, strict=True)]
         said += f"; from f64: losses {found[0]:.1e} and {wanted[0]:.1e}, weights {found[1]:.1e} and {wanted[1]:.1e}"
-        right = all(a <= max(2 * b, 1e-5) for a, b in zip(found, wanted, strict=True))
+        right = all(a <= max(TIMES_XLA * b, 1e-5) for a, b in zip(found, wanted, strict=True))
     print(
         f"{name}: {report.runs} steps, {report.fallbacks} by XLA; losses {ours[0][0]:.4f} to {ours[0][-1]:.4f}; "
         f"{said} ({time.perf_counter() - start:.0f} s)",
