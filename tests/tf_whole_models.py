@@ -1,8 +1,8 @@
 """keras.applications at their real depth and width: training steps by astitch's emulation, by XLA, and by XLA in f64.
 
 `python -m tests.tf_whole_models [NAME ...] --steps 20 --size 32 --batch 4`.  Printed is how far losses and weights are
-from those in f64, relative.  Rounding grows from step to step; astitch must be no further away than four times XLA.  A model
-with dropout draws other numbers in f64: of it astitch and XLA are compared alone.
+from those in f64, relative.  Rounding grows from step to step; astitch must be no further away than twice XLA.
+A model with dropout draws other numbers in f64: of it astitch and XLA are compared alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tf_addon
 
 keras, applications = tf.keras, tf.keras.applications
 CLASSES = 10
-TIMES_XLA = 4
+TIMES_XLA = 2
 SAME = 1e-3
 """How far astitch and XLA may be apart where there is no judge."""
 
