@@ -105,7 +105,8 @@ def compile_graph(
     if target.region:
         return compilation
     told = directives.list_outcomes()
-    return replace(compilation, faults=faults.found, directives=told)
+    limit = directives.memory_limit
+    return replace(compilation, faults=faults.found, directives=told, memory_limit=limit)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:

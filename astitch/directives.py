@@ -31,6 +31,7 @@ VERBS = {
     "in-order": "in-order: scatters and gradients of attention add in a fixed order",
     "in-any-order": "in-any-order: they add as is fastest",
     "stitch-bodies": "stitch-bodies: bodies of loops that are not one kernel, and branches, get kernels too",
+    "memory-limit": "memory-limit 8GB: more is computed again in place of being kept, until planned memory fits",
     "label": "label WORD: nothing; caches tell the programs apart",
 }
 """The verbs and their forms."""
@@ -46,7 +47,8 @@ class DirectiveWarning(UserWarning):
 @dataclass(frozen=True, slots=True)
 class Directive:
     """One line.  programs: a pattern of the names of those that it holds for.  ops: without %.  word: of `without` and
-    `label`.  number: of `plan` and `at-most`.  is_named: was it given for this program alone?"""
+    `label`.  number: of `plan` and `at-most`, bytes of `memory-limit`.  is_named: was it given for this program alone?
+    """
 
     verb: str
     ops: tuple[str, ...] = ()
@@ -58,7 +60,7 @@ class Directive:
     def __str__(self) -> str:
         parts = [self.verb, self.word]
         ops = [f"%{op}" for op in self.ops]
-        if self.verb == "at-most":
+        if self.verb in ("at-most", "memory-limit"):
             parts += [str(self.number), *ops]
         else:
             everything = "all" if self.verb == "leave" and not ops else ""
@@ -132,6 +134,14 @@ class Directives:
         return told[-1].verb == "in-order" if told else None
 
     @property
+    def memory_limit(self) -> int | None:
+        """The bytes that the program is planned to take at most, arguments and results too.  None: nobody says."""
+        told = self.all("memory-limit")
+        for line in told:
+            self.note(line, FOLLOWED)
+        return told[-1].number if told else None
+
+    @property
     def stitches_bodies(self) -> bool:
         """Are bodies of loops and branches to have kernels, whoever launches them?"""
         told = self.all("stitch-bodies")
@@ -197,6 +207,9 @@ def _parse_line(words: Sequence[str], section: str) -> Directive | None:
     verb, *rest = words
     if verb in ("without", "label"):
         return Directive(verb, word=rest[0], programs=section) if len(rest) == 1 else None
+    if verb == "memory-limit":
+        size = read_bytes("".join(rest))
+        return Directive(verb, number=size, programs=section) if size else None
     numbers = [int(word) for word in rest if word.isdecimal()]
     ops = tuple(word.removeprefix("%") for word in rest if not word.isdecimal())
     if verb in _COUNTS:
@@ -212,6 +225,24 @@ def _parse_line(words: Sequence[str], section: str) -> Directive | None:
         fits = verb in VERBS and len(ops) < 2 and not numbers
     number = numbers[0] if numbers else 0
     return Directive(verb, ops, number, programs=section) if fits else None
+
+
+UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {f"{unit}B": size for unit, size in UNITS.items() if size > 1}
+UNITS |= {f"{unit}iB": 1 << 10 * power for power, unit in enumerate("KMGT", 1)}
+
+
+def read_bytes(size: str | float) -> int | None:
+    """A number of bytes, or one as text with a unit: "8GB", "7.5 GiB".  None: it is none."""
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) ?([A-Za-z]*)", str(size).strip())
+    units = {unit.upper(): bytes_ for unit, bytes_ in UNITS.items()}
+    if isinstance(size, bool) or match is None or match[2].upper() not in units:
+        return None
+    try:
+        found = int(float(match[1]) * units[match[2].upper()])
+    except (ValueError, OverflowError):
+        return None
+    return found if found > 0 else None
 
 
 def read_directives(given: str = "", program: str = "") -> Directives:
@@ -253,17 +284,27 @@ def warn_of_unfollowed(program: str, outcomes: Iterable[str]) -> None:
 
 
 def check_option(
-    stitch: str | Sequence[str] | None, where: str, deterministic: bool | None = None
+    stitch: str | Sequence[str] | None,
+    where: str,
+    deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
 ) -> str:
     """The text of an option stitch=: lines, or a sequence of them.  Raises InvalidOption.
 
-    deterministic: the option of this name, which is a directive too.
+    deterministic, memory_limit: the options of these names, which are directives too.
     """
     text = parse(stitch or "", f"{where}: stitch=").text
-    if deterministic is None:
-        return text
-    order = "in-order" if deterministic else "in-any-order"
-    return "\n".join([*([text, "[*]"] if text else []), order])
+    options_ = []
+    if deterministic is not None:
+        options_.append("in-order" if deterministic else "in-any-order")
+    if memory_limit is not None:
+        size = read_bytes(memory_limit)
+        if size is None:
+            raise InvalidOption(
+                f"{where}: memory_limit={memory_limit!r} is not known\n  it is a number of bytes, or text as '8GB'"
+            )
+        options_.append(f"memory-limit {size}")
+    return "\n".join([*([text, "[*]"] if text and options_ else [text][: bool(text)]), *options_])
 
 
 def fingerprint(given: str = "") -> str:

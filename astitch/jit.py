@@ -77,6 +77,7 @@ def jit(
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
     deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
 
@@ -100,6 +101,7 @@ def jit(
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
     deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
 ) -> JitFunction: ...
 
 
@@ -122,6 +124,7 @@ def jit(
     engine: str | None = None,
     stitch: str | Sequence[str] | None = None,
     deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
     **others: Any,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
@@ -144,6 +147,8 @@ def jit(
     stitch: directives, lines or a sequence of them: what shares a kernel, what is left to XLA, which plan is taken
     (docs/directives.md).  deterministic: inside XLA, scatters and gradients of attention add in a fixed order (None:
     scatters do); False: as is fastest.
+    memory_limit: the bytes that the program is planned to take at most, arguments and results too, or text as "8GB".
+    Where it would take more, more is computed again in place of being kept.  A warning says if it does not fit.
 
     Raises InvalidOption for an engine or a directive that is not known, UnknownOption for an option that is not taken,
     JaxMissing.
@@ -173,6 +178,7 @@ def jit(
             engine=engine,
             stitch=stitch,
             deterministic=deterministic,
+            memory_limit=memory_limit,
         )
     if engine not in (None, *options.ENGINES):
         raise InvalidOption(
@@ -180,9 +186,8 @@ def jit(
         )
     check_strict(strict, "astitch.jit")
     check_tune(tune, "astitch.jit", background=True)
-    return JitFunction(
-        fn, jax_options, tune, strict, engine, check_option(stitch, "astitch.jit", deterministic)
-    )
+    told = check_option(stitch, "astitch.jit", deterministic, memory_limit)
+    return JitFunction(fn, jax_options, tune, strict, engine, told)
 
 
 class Signatures:

@@ -67,7 +67,7 @@ from astitch.rewrite.split_k import split_products
 from astitch.rewrite.top_k import take_largest
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.bound_arrays import bound_arrays
-from astitch.search.bound_memory import MARGIN, bound_memory, most_of_memory
+from astitch.search.bound_memory import MARGIN, beside_arguments, bound_memory, most_of_memory
 from astitch.search.build_program import build_program, emit_kernels
 from astitch.search.follow_directives import (
     choose_plans,
@@ -76,6 +76,8 @@ from astitch.search.follow_directives import (
     move_together,
     stays_whole,
 )
+from astitch.search.keep_within import keep_within
+from astitch.search.peak_memory import list_steps, schedule
 from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
 from astitch.search.split_scopes import PlannedScopes
 from astitch.search.travelling_plans import fingerprint as fingerprint_plans
@@ -325,8 +327,29 @@ def _without_kept(products: Mapping[str, str], directives: Directives) -> dict[s
     return {name: product for name, product in products.items() if product not in kept}
 
 
-def _most_of_memory(job: Job) -> float:
-    return most_of_memory(job.plain) if job.plain else math.inf
+def _most_of_memory(job: Job, margin: float = 1) -> float:
+    """The bytes beside its arguments that the program may take.  margin: of what XLA alone would take."""
+    if not job.plain:
+        return math.inf
+    return min(margin * most_of_memory(job.plain), limit_of(job))
+
+
+def limit_of(job: Job) -> float:
+    """The same, as a memory limit alone says.  A region's part of the program's is not known."""
+    limit = None if job.target.region else job.directives.memory_limit
+    if limit is None or not job.plain:
+        return math.inf
+    return beside_arguments(job.plain, limit)
+
+
+def _keep_within(staged: Staged, job: Job) -> Staged:
+    def measure(found: Staged) -> int:
+        scopes = _bound_memory(
+            _stitch_remotely(_find_scopes(_recompute(found, job), job), job), job
+        )
+        return schedule(list_steps(scopes)).peak
+
+    return keep_within(staged, limit_of(job), measure)
 
 
 def _recompute(staged: Staged, job: Job) -> Staged:
@@ -346,7 +369,7 @@ def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
 
 def _bound_memory(scopes: Scopes, job: Job) -> Scopes:
     assert job.plain
-    return bound_memory(scopes, job.gpu, job.plain)
+    return bound_memory(scopes, job.gpu, job.plain, limit_of(job))
 
 
 def _rename(scopes: Scopes, job: Job) -> Scopes:
@@ -367,7 +390,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         finalizes=not job.tune,  # where plans are measured next, none is final
         on_kernel=job.target.on_kernel,
         faults=job.faults,
-        most_bytes=MARGIN * _most_of_memory(job),
+        most_bytes=_most_of_memory(job, MARGIN),
         in_loop=job.target.region is not None,
         whole=lambda scope: stays_whole(scope, job.directives),
         divided=lambda scope: bool(job.directives.names("split", scope.members, scope.name)),
@@ -501,6 +524,12 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("leave", _leave),
     Pass("choose_stages", lambda left, job: choose_stages(left)),
+    Pass(
+        "keep_within",
+        _keep_within,
+        lambda job: math.isfinite(limit_of(job)),
+        "nothing is computed again for the memory limit",
+    ),
     Pass("recompute", _recompute, if_it_fails=PASS_LEFT_OUT),
     Pass(
         "give_operands",

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from astitch.api.background import check_tune
+from astitch.api.fitting import fit_memory
 from astitch.api.installation import warn_of_installation
 from astitch.api.settings import OFF, Settings, check_strict, context, current, switches
 from astitch.device.gpu import PRESETS
@@ -42,6 +43,7 @@ def enable(
     attention: bool = True,
     stitch: str | Sequence[str] | None = None,
     deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
 ) -> None:
     """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
 
@@ -56,9 +58,12 @@ def enable(
     networks to XLA too (docs/decisions/0047-narrow-products.md, 0049-narrow-networks.md).
     stitch: directives, lines or a sequence of them (docs/directives.md).
     deterministic: scatters and gradients of attention add in a fixed order; None and False: as is fastest.
+    memory_limit: the bytes that each program is planned to take at most, see astitch.jit.
     Raises InvalidOption for an unknown preset or directive, EngineUnavailable where JAX has no hook.
     """
-    settings = _make_settings(gpu, tune, strict, check, attention, stitch, deterministic)
+    settings = _make_settings(
+        gpu, tune, strict, check, attention, stitch, deterministic, memory_limit
+    )
     _install()
     warn_of_installation()
     context().set_global(settings)
@@ -80,9 +85,12 @@ def enabled(
     attention: bool = True,
     stitch: str | Sequence[str] | None = None,
     deterministic: bool | None = None,
+    memory_limit: str | float | None = None,
 ) -> Iterator[None]:
     """Within the block, in this thread, programs are compiled as after enable()."""
-    settings = _make_settings(gpu, tune, strict, check, attention, stitch, deterministic)
+    settings = _make_settings(
+        gpu, tune, strict, check, attention, stitch, deterministic, memory_limit
+    )
     _install()
     with context()(settings):
         yield
@@ -113,6 +121,7 @@ def _make_settings(
     attention: bool,
     stitch: str | Sequence[str] | None,
     deterministic: bool | None,
+    memory_limit: str | float | None,
 ) -> Settings:
     if gpu is not None and gpu not in PRESETS:
         raise InvalidOption(
@@ -121,7 +130,12 @@ def _make_settings(
     check_strict(strict, "astitch.enable")
     check_tune(tune, "astitch.enable", background=False)
     return Settings(
-        gpu, tune, strict, check, attention, check_option(stitch, "astitch.enable", deterministic)
+        gpu,
+        tune,
+        strict,
+        check,
+        attention,
+        check_option(stitch, "astitch.enable", deterministic, memory_limit),
     )
 
 
@@ -350,6 +364,7 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
             FaultWarning,
             stacklevel=4,
         )
+    made = fit_memory(made, compile_, compiling)
     if compiling.refusal is not None:
         raise compiling.refusal
     if compiling.stitched and not compiling.off and compiling.is_checked:

@@ -371,6 +371,7 @@ class Lowered(LoweredStage):
         """
         from astitch.compile import compile_hlo
         from astitch.search.plan_scopes import render_kernel
+        from astitch.show.memory import warn_of_estimate
         from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
         from astitch.show.trace import trace_compilation
 
@@ -390,6 +391,7 @@ class Lowered(LoweredStage):
         trace_compilation(self.hlo, compilation)
         if self.engine != "host":  # the emulation is for finding faults
             warn_of_little(self.jax_traced.fun_name, compilation)
+        warn_of_estimate(self.jax_traced.fun_name, compilation)
         note_compile(
             name_of_module(self.hlo),
             outcome="stitched" if compilation.program.kernels else "left",

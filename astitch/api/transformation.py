@@ -19,6 +19,7 @@ from astitch.api.checking import Check
 from astitch.api.settings import Settings, read_settings, switches
 from astitch.device.gpu import PRESETS, from_device, preset
 from astitch.directives import fingerprint as fingerprint_directives
+from astitch.directives import read_directives
 from astitch.errors import UnsupportedOp, first_line
 from astitch.events import note_compile, note_fallback, note_plain
 from astitch.faults import ONLY_XLA, FaultLog, is_fault, report_faults
@@ -30,7 +31,7 @@ from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
-from astitch.xla.agreement import Agreed, agree
+from astitch.xla.agreement import Agreed, agree, find_group
 from astitch.xla.device_timer import DeviceTimer
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
 from astitch.xla.kept_stitchings import Made, key_of, take_or_make
@@ -166,6 +167,14 @@ class Journal:
                 (left if kept is compiling.entry else kept for kept in self._kept), MOST_KEPT
             )
 
+    def drop(self, compiling: Compiling) -> None:
+        """The entry of a compile counts no more: the program is compiled once more."""
+        with self._lock:
+            entry = compiling.entry
+            if entry is not None and any(kept is entry for kept in self._kept):
+                self._stitched -= bool(entry.kernels)
+                self._kept = deque((k for k in self._kept if k is not entry), MOST_KEPT)
+
     def report(self) -> Report:
         with self._lock:
             checks = tuple(map(copy, self._checks))
@@ -185,6 +194,7 @@ class Compiling:
     attends: it has such calls.
     called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
+    memory_limit: the bytes that the program is to take at most; None: nobody says.  less: what to ask for in its place.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
 
@@ -199,6 +209,8 @@ class Compiling:
     entry: Entry | None = None
     refusal: Exception | None = None
     handed: Any | None = None
+    memory_limit: int | None = None
+    less: int | None = None
 
     @property
     def name(self) -> str:
@@ -214,6 +226,36 @@ class Compiling:
             return False
         self.attention = self.attends = self.called = self.stitched = False
         return True
+
+    @property
+    def is_alone(self) -> bool:
+        """Does this process compile for itself?  Processes of one program compile as often as each other."""
+        return find_group() is None
+
+    def start_anew(self, less: int) -> None:
+        """Makes the next compile stitch once more, for less memory."""
+        journal.drop(self)
+        self.less = less
+        self.called = self.stitched = False
+
+    def keep(self) -> tuple[Any, ...]:
+        """What is known of the last compile."""
+        return (self.entry, self.stitched, self.attends, self.is_passing, self.refusal, self.handed)
+
+    def go_back(self, kept: tuple[Any, ...]) -> None:
+        """An earlier compile counts.  kept: what keep handed on."""
+        if self.entry is not kept[0]:
+            journal.drop(self)
+            if kept[0] is not None:
+                journal.add(kept[0])
+        (
+            self.entry,
+            self.stitched,
+            self.attends,
+            self.is_passing,
+            self.refusal,
+            self.handed,
+        ) = kept
 
     @property
     def is_checked(self) -> bool:
@@ -244,6 +286,11 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     settings = compiling.settings or read_settings(marks)
     if not compiling.attention:
         settings = replace(settings, attention=False)
+    if compiling.less is None:
+        compiling.memory_limit = read_directives(settings.stitch).of(name).memory_limit
+    else:
+        told = f"{settings.stitch}\n[*]\nmemory-limit {compiling.less}"
+        settings = replace(settings, stitch=told)
     try:
         gpu, device = _choose_gpu(settings, compiling.devices)
         made = _stitch(module, data, compiling, settings, gpu, device)

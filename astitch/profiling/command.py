@@ -121,6 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="of --compare: slower by more is a regression (5)",
     )
     parser.add_argument("--strict", action="store_true", help="fail where an op is left to XLA")
+    parser.add_argument(
+        "--memory-limit", metavar="BYTES", help="of astitch's side, as 8GB (docs/memory.md)"
+    )
     parser.add_argument("--no-ablation", action="store_true", help="leave the ablation out")
     return parser
 
@@ -151,6 +154,7 @@ def in_one_line(error: AstitchError) -> str:
 def check_options(options: argparse.Namespace) -> None:
     """Raises AstitchError before anything takes time."""
     from astitch.device.gpu import preset
+    from astitch.directives import check_option
 
     if options.gpu == "host":
         raise AstitchError("--gpu host is the emulation, which has no times\n  name a GPU")
@@ -158,6 +162,7 @@ def check_options(options: argparse.Namespace) -> None:
         preset(options.gpu)
     if options.diff and not options.compare:
         raise AstitchError("--diff shows what changed since a base\n  name the base with --compare")
+    check_option(None, "--memory-limit", memory_limit=options.memory_limit)
     for name, least in (("runs", 1), ("kernels", 0), ("programs", 1)):
         if getattr(options, name) < least:
             raise AstitchError(f"--{name} {getattr(options, name)}: give {least} or more")
@@ -336,6 +341,7 @@ def read_options(options: argparse.Namespace) -> Options:
         options.kernels,
         options.strict,
         not options.no_ablation,
+        options.memory_limit,
     )
 
 

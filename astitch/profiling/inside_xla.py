@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu
+from astitch.directives import check_option, read_directives
 from astitch.errors import KernelCompileError
 from astitch.hlo_import import import_hlo
 from astitch.profiling.report import Kernel
@@ -21,20 +22,24 @@ from astitch.xla.compile_module import compile_for_xla
 from astitch.xla.stitched_call import has_target
 
 
-def compile_inside(target: Target, gpu: Gpu, *, strict: bool) -> tuple[Compilation, bytes | str]:
+def compile_inside(
+    target: Target, gpu: Gpu, *, strict: bool, memory_limit: str | float | None = None
+) -> tuple[Compilation, bytes | str]:
     """astitch's compilation, and the module that XLA would get; a sentence where XLA does not launch our kernels.
 
-    Nothing is donated, on either side.  Raises AstitchError for what astitch cannot compile.
+    memory_limit: see astitch.jit.  Nothing is donated, on either side.  Raises AstitchError for what astitch cannot
+    compile.
     """
+    told = check_option(None, "astitch-profile", memory_limit=memory_limit)
     if not has_target():
         older = "this JAX is older than 0.11, whose XLA launches stitched kernels"
-        return compile_hlo(target.hlo, gpu=gpu, strict=strict), older
+        return compile_hlo(target.hlo, gpu=gpu, strict=strict, stitch=told), older
     graph = import_hlo(target.hlo)
     try:
-        return compile_for_xla(graph, gpu, strict=strict)
+        return compile_for_xla(graph, gpu, strict=strict, directives=read_directives(told))
     except KernelCompileError as error:  # no CUDA compiler: the plans are known all the same
         why = (str(error).splitlines() or [""])[0]
-        return compile_hlo(target.hlo, gpu=gpu, strict=strict), why
+        return compile_hlo(target.hlo, gpu=gpu, strict=strict, stitch=told), why
 
 
 def join_stitched(launches: Launches, stitched: Iterable[Kernel]) -> tuple[Kernel, ...]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
+from astitch.directives import check_option
 from astitch.errors import AstitchError
 from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import serialize_module
@@ -77,8 +78,15 @@ class Prepared:
 # ---- preparing -------------------------------------------------------------------------------------------------
 
 
-def prepare_function(target: Target, side: str, engine: str | None, *, strict: bool) -> Prepared:
-    """A JAX function compiled by XLA or astitch, called once.  Raises AstitchError."""
+def prepare_function(
+    target: Target,
+    side: str,
+    engine: str | None,
+    *,
+    strict: bool,
+    memory_limit: str | float | None = None,
+) -> Prepared:
+    """A JAX function compiled by XLA or astitch, called once.  memory_limit: see astitch.jit.  Raises AstitchError."""
     import jax
 
     assert target.function is not None
@@ -94,7 +102,9 @@ def prepare_function(target: Target, side: str, engine: str | None, *, strict: b
     else:
         from astitch.jit import jit
 
-        jitted = jit(target.function, engine=engine, strict=strict, **donated)
+        jitted = jit(
+            target.function, engine=engine, strict=strict, memory_limit=memory_limit, **donated
+        )
         compiled = jitted.lower(*arguments).compile()
         compilation = compiled.compilation
         executed = getattr(compiled, "jax_compiled", None)
@@ -120,7 +130,9 @@ def prepare_function(target: Target, side: str, engine: str | None, *, strict: b
     )
 
 
-def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prepared:
+def prepare_module(
+    target: Target, side: str, gpu: Gpu, *, strict: bool, memory_limit: str | float | None = None
+) -> Prepared:
     """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
     from astitch.hlo_import import import_hlo
     from astitch.library.xla_fallback import compile_fallback, find_device, put_array
@@ -149,7 +161,8 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
         wait_for_xla(run_xla())
         module = bytes(fallback.executable.hlo_modules()[0].as_serialized_hlo_module_proto())
         return Prepared(Runner(side, run_xla, wait_for_xla, list), compile_s, module, None)
-    compilation = compile_hlo(target.hlo, gpu=gpu, strict=strict)
+    told = check_option(None, target.name, memory_limit=memory_limit)
+    compilation = compile_hlo(target.hlo, gpu=gpu, strict=strict, stitch=told)
     executor = GpuExecutor(compilation.program)
     compile_s = time.perf_counter() - start
 
@@ -161,12 +174,20 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
     return Prepared(runner, compile_s, None, None, compilation)
 
 
-def prepare(target: Target, side: str, gpu: Gpu, engine: str | None, *, strict: bool) -> Prepared:
-    """One side of a target, ready to be called.  Raises AstitchError."""
+def prepare(
+    target: Target,
+    side: str,
+    gpu: Gpu,
+    engine: str | None,
+    *,
+    strict: bool,
+    memory_limit: str | float | None = None,
+) -> Prepared:
+    """One side of a target, ready to be called.  memory_limit: see astitch.jit.  Raises AstitchError."""
     try:
         if target.function is None:
-            return prepare_module(target, side, gpu, strict=strict)
-        return prepare_function(target, side, engine, strict=strict)
+            return prepare_module(target, side, gpu, strict=strict, memory_limit=memory_limit)
+        return prepare_function(target, side, engine, strict=strict, memory_limit=memory_limit)
     except AstitchError:
         raise
     except Exception as error:  # XLA's own words: out of memory, a shape that does not fit, ...
@@ -480,6 +501,7 @@ def measure_sides(
     *,
     flush_l2: bool,
     strict: bool,
+    memory_limit: str | float | None = None,
     progress: Callable[[str], None],
 ) -> Measured:
     """Both sides in turns on CuPy's current device.  Raises AstitchError."""
@@ -489,7 +511,9 @@ def measure_sides(
     prepared: dict[str, Prepared] = {}
     for name, shown in (("xla", "XLA compiles"), ("astitch", "astitch compiles")):
         progress(shown)
-        prepared[name] = prepare(target, name, gpu, engine, strict=strict)
+        prepared[name] = prepare(
+            target, name, gpu, engine, strict=strict, memory_limit=memory_limit
+        )
     compilation = prepared["astitch"].compilation
     assert compilation is not None
     stitched = describe_program(compilation, compilation.resources())

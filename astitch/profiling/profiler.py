@@ -65,7 +65,7 @@ class Options:
     """gpu: a preset, which is compiled for and not measured; None: the GPU that is here, else DEFAULT_PRESET.
     engine: see astitch.jit.  runs: timed batches of each side.  flush_l2: the L2 is overwritten before each call.
     ncu: hardware counters, of the `counted` slowest kernels of each side.  strict: see astitch.jit.  ablation: compile
-    (and measure) with less of the compiler too."""
+    (and measure) with less of the compiler too.  memory_limit: see astitch.jit."""
 
     gpu: str | None = None
     engine: str | None = None
@@ -75,6 +75,7 @@ class Options:
     counted: int = 10
     strict: bool = False
     ablation: bool = True
+    memory_limit: str | float | None = None
 
 
 def profile(
@@ -87,6 +88,7 @@ def profile(
     strict: bool = False,
     ablation: bool = True,
     carries: bool = False,
+    memory_limit: str | float | None = None,
 ) -> Report:
     """XLA and astitch side by side on fn(*args).
 
@@ -95,12 +97,13 @@ def profile(
     GPU that is here, or compiled for an H100 where there is none.  engine: of astitch.jit.  runs: timed batches.
     flush_l2: overwrite the L2 before each call.  strict: raise UnsupportedOp for ops that no kernel computes.
     ablation: also with less of the compiler.  carries: each call takes over its first argument and gives the next
-    call's as its first result, as a training step does.
+    call's as its first result, as a training step does.  memory_limit: of astitch's side, see astitch.jit.
 
     Raises AstitchError for what cannot be traced or compiled, and for an unknown preset or engine.
     """
     name = str(getattr(fn, "__name__", "function"))
     options = Options(gpu, engine, runs, flush_l2, strict=strict, ablation=ablation)
+    options = replace(options, memory_limit=memory_limit)
     return profile_target(replace(trace_function(name, fn, args), carries=carries), options)
 
 
@@ -149,7 +152,9 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
     with xla_ahead(serialize_module(target.hlo), gpu) as ahead:
         progress("astitch compiles")
         start = time.perf_counter()
-        compilation, module = compile_inside(target, gpu, strict=options.strict)
+        compilation, module = compile_inside(
+            target, gpu, strict=options.strict, memory_limit=options.memory_limit
+        )
         resources = compilation.resources()
         compile_s = time.perf_counter() - start
         stitched = describe_program(compilation, resources)
@@ -184,6 +189,7 @@ def compare_measured(target: Target, options: Options, progress: Progress) -> Re
             options.runs,
             flush_l2=options.flush_l2,
             strict=options.strict,
+            memory_limit=options.memory_limit,
             progress=progress,
         )
         sides = {"xla": found.xla, "astitch": found.astitch}

@@ -75,17 +75,19 @@ keep what they read.  A Transformer's training step of 5,500 ops takes a fifth o
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about; what
-    lives long counts twice, and single numbers nothing."""
+    lives long counts twice, and single numbers nothing.  to_fit: the program would else exceed its memory limit."""
 
     stage: int
     names: tuple[str, ...]
     saved_bytes: int
+    to_fit: bool = False
 
     def __str__(self) -> str:
         shown = ", ".join(f"%{name}" for name in self.names[:8])
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
         saved = f", which saves {self.saved_bytes} B of traffic" if self.saved_bytes else ""
-        return f"stage {self.stage} computes {shown}{more} again{saved}"
+        fit = ", to keep to the memory limit" if self.to_fit else ""
+        return f"stage {self.stage} computes {shown}{more} again{saved}{fit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Staged:
     graph: once recomputed, with an op for each stage that computes a value.  stage: of each op.  uncut: the number of
     the stage that a stage is a part of, where collectives cut stages.
     outside: ops that no stitch op computes, each with its reason.  held: barriers and their results, likewise.
-    products: of those that XLA computes with a product, the product.
+    products: of those that XLA computes with a product, the product.  kept: values that are stored, see keep_less.py.
     """
 
     graph: Graph
@@ -105,6 +107,7 @@ class Staged:
     recomputed: tuple[Recomputed, ...] = ()
     uncut: Mapping[int, int] = field(default_factory=dict)
     products: Mapping[str, str] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> frozenset[int]:
@@ -139,7 +142,7 @@ def recompute(staged: Staged, most_bytes: float = math.inf) -> Staged:
 
 def count_kept(staged: Staged) -> int:
     """The most bytes that are kept behind a stage for later ones."""
-    traffic = _Traffic(staged.graph, staged.stage, {**staged.outside, **staged.held}, frozenset())
+    traffic = Traffic(staged.graph, staged.stage, {**staged.outside, **staged.held}, frozenset())
     return max(traffic.list_kept().values(), default=0)
 
 
@@ -150,7 +153,8 @@ def _recompute(staged: Staged, price: int) -> Staged:
         again, notes = _choose_all(staged, outside, lost, price)
     if again:
         graph, stage = _write(staged.graph, staged.stage, outside, again)
-        staged = replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
+        recomputed = (*staged.recomputed, *notes)
+        staged = replace(staged, graph=graph, stage=stage, recomputed=recomputed)
     return _part_numbers(staged)
 
 
@@ -163,7 +167,7 @@ def _part_numbers(staged: Staged) -> Staged:
     """
     outside = {**staged.outside, **staged.held}
     graph, stage = staged.graph, dict(staged.stage)
-    traffic = _Traffic(graph, stage, outside, frozenset())
+    traffic = Traffic(graph, stage, outside, frozenset())
     spread = _find_spread(traffic)
     ops: dict[str, frozenset[str]] = {}  # of each number of a few ops, those that it takes
     own: dict[str, str] = {}
@@ -200,7 +204,7 @@ def _part_numbers(staged: Staged) -> Staged:
     return replace(staged, graph=written, stage={name: stage[name] for name in live})
 
 
-def _find_spread(traffic: _Traffic) -> set[str]:
+def _find_spread(traffic: Traffic) -> set[str]:
     """The numbers that ops of arrays read, perhaps by way of other numbers."""
     graph, spread = traffic.graph, set[str]()
     for node in reversed(list(graph)):
@@ -215,7 +219,7 @@ def _choose_all(
     staged: Staged, outside: Mapping[str, str], lost: frozenset[str], price: int
 ) -> tuple[dict[int, frozenset[str]], list[Recomputed]]:
     """The ops that each stage computes again.  lost: see _find_lost.  price: of what is held, see HELD_PRICE."""
-    traffic = _Traffic(staged.graph, staged.stage, outside, lost, price)
+    traffic = Traffic(staged.graph, staged.stage, outside, lost, price, staged.kept)
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
     left = FREE_VERTICES + VERTICES_PER_OP * len(staged.graph.nodes)
@@ -261,7 +265,7 @@ def _find_lost(
 # ---- what to compute again ---------------------------------------------------------------------------------------
 
 
-class _Traffic:
+class Traffic:
     """What each stage reads of earlier ones, and what a value's store and load cost."""
 
     def __init__(
@@ -271,12 +275,13 @@ class _Traffic:
         outside: Mapping[str, str],
         lost: frozenset[str],
         held_price: int = HELD_PRICE,
+        stored: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self.stage, self.outside, self.lost = graph, stage, outside, lost
         self.held_price = held_price
         self.order = {name: number for number, name in enumerate(graph.nodes)}
         read = (o for name in outside for o in graph[name].operands)
-        self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
+        self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)} | stored
         self.shared: set[str] = set()  # what another part of the stage at hand keeps
         self.here = 0  # the stage at hand
         self.last: dict[str, int] = {}  # the stage that is the last to read a value
@@ -297,12 +302,17 @@ class _Traffic:
         self.full = sorted(self.find_full())
         self.only = self.find_only()
 
-    def list_kept(self) -> dict[int, int]:
-        """The bytes that are kept for later stages, by the stages behind which they change."""
+    def list_kept(self, *, embedded: bool = True) -> dict[int, int]:
+        """The bytes that are kept for later stages, by the stages behind which they change.
+
+        embedded: repeated numbers count, which no kernel stores.
+        """
         grows: Counter[int] = Counter()
         for base, last in self.last.items():
             node = self.graph[base]
             if OPS[node.op].kind is Kind.SOURCE or not isinstance(node.type, ArrayType):
+                continue
+            if not embedded and is_embedded(self.graph, base):
                 continue
             if last > self.stage[base]:
                 grows[self.stage[base]] += self.bytes_of(base)
@@ -410,7 +420,7 @@ def _row_bytes(gather: Node, attrs: GatherAttrs) -> int:
     return attrs.slice_sizes[last] * gather.array.bytes // max(gather.array.size, 1)
 
 
-def _choose(traffic: _Traffic, stage: int, least: int) -> tuple[frozenset[str], int, int]:
+def _choose(traffic: Traffic, stage: int, least: int) -> tuple[frozenset[str], int, int]:
     """The ops that a stage computes again, the bytes saved, and the number of vertices searched.
 
     least: bytes that it must save.
@@ -434,7 +444,7 @@ def _choose(traffic: _Traffic, stage: int, least: int) -> tuple[frozenset[str], 
     return names, saved, len(network)
 
 
-def _choose_numbers(traffic: _Traffic, stage: int, names: frozenset[str]) -> frozenset[str]:
+def _choose_numbers(traffic: Traffic, stage: int, names: frozenset[str]) -> frozenset[str]:
     """The ops of the numbers, repeated or not, that a stage computes again.  names: what it computes again besides."""
     graph = traffic.graph
     read = {o for name in names for o in graph[name].operands} | traffic.read_by[stage]
@@ -461,7 +471,7 @@ _MEMORY, _STAGE = "memory", "stage"
 
 
 def _build_network(
-    traffic: _Traffic, wanted: list[str], free: set[str]
+    traffic: Traffic, wanted: list[str], free: set[str]
 ) -> tuple[nx.DiGraph, list[str]]:
     """The network, and the names of the values that could be computed again.  Each value has a vertex (name, True),
     behind what it costs to read.  Those that could be computed again have a vertex (name, False) before it.

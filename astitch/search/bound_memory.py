@@ -8,6 +8,7 @@ are cut into pieces that have no large value in common, and pieces are put toget
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -55,24 +56,32 @@ MOST_VISITS = 80_000
 """Steps that are put in order, all trials together.  It takes two seconds."""
 
 
-def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph) -> Scopes:
+def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph, most_bytes: float = math.inf) -> Scopes:
     """The scopes, some of them in pieces, where that lowers the peak.
 
-    plain: the program as XLA alone would get it.  A program with barriers stays as it is: XLA keeps their order.
+    plain: the program as XLA alone would get it.  most_bytes: what it may take beside its arguments, where somebody
+    says so.  A program with barriers stays as it is: XLA keeps their order.
     """
     steps = list_steps(scopes)
     whole = schedule(steps).peak
     given = sum(plain[name].array.bytes for name in plain.parameters)
-    if whole < LEAST_PEAK or scopes.barriers or whole <= given * (SHARE - 1):
+    is_small = whole <= given * (SHARE - 1) and whole <= most_bytes
+    if whole < LEAST_PEAK or scopes.barriers or is_small:
         return scopes
-    limit = most_of_memory(plain)
+    limit = min(most_of_memory(plain), most_bytes)
     if whole <= limit:
         return scopes
     search = _Search(scopes, gpu, steps)
     groups = search.take_apart()
     apart = search.order(groups)[1].peak
-    limit = max(limit, MARGIN * (given + apart) - given)
+    usual = max(limit, MARGIN * (given + apart) - given)
+    limit = max(limit, apart) if usual > most_bytes else usual
     return scopes if whole <= limit else search.divide(groups, limit)
+
+
+def beside_arguments(plain: Graph, most_bytes: float) -> float:
+    """What is left of the bytes that a program may take beside its arguments."""
+    return most_bytes - sum(plain[name].array.bytes for name in plain.parameters)
 
 
 def most_of_memory(plain: Graph) -> float:

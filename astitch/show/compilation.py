@@ -38,6 +38,7 @@ class Compilation:
     refused: kernels that were planned and are left to XLA, likewise.  loop_us: of each loop that is one kernel, as
     projected.
     faults: the errors inside astitch, see faults.py.  directives: what came of each, a line for each.
+    memory_limit: the bytes that the program is to take at most; None: nobody says.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -55,6 +56,7 @@ class Compilation:
     refused: Mapping[str, str] = field(default_factory=dict)
     loop_us: tuple[float, ...] = ()
     directives: tuple[str, ...] = ()
+    memory_limit: int | None = None
 
     @cached_property
     def share(self) -> Share:
@@ -83,7 +85,13 @@ class Compilation:
     def explain_parts(self) -> str:
         """The same without how much is stitched."""
         whole = explain(
-            self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
+            self.scopes,
+            self.plans,
+            self.program,
+            self.gpu,
+            self.resources(),
+            self.splits,
+            self.memory_limit,
         )
         loops = ["\n".join(["loops:", *show_loops(self.loops)])] if self.loops else []
         parts = [whole, *loops, *show_directives(self.directives), *show_faults(self.faults)]

@@ -287,6 +287,7 @@ def explain(
     gpu: Gpu,
     resources: Mapping[str, Resources] | None,
     splits: Sequence[Split] = (),
+    memory_limit: int | None = None,
 ) -> str:
     """Kernels, decisions of every scheme, strategies of thread mapping, library calls, other steps, memory at its peak,
     splits, refusals and notes, as text."""
@@ -309,7 +310,7 @@ def explain(
     lines += _show_attention(scopes.graph)
     lines += _show_narrow_products(scopes.graph)
     lines += _show_row_regions(scopes.graph)
-    if alive := show_memory(scopes, plans):
+    if alive := show_memory(scopes, plans, memory_limit):
         lines += ["", *alive]
     if splits:
         lines += ["", f"kernels with a symptom: {len(splits)}"]

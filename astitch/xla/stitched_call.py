@@ -23,6 +23,7 @@ from astitch.hlo.stablehlo import hlo_of, to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import default_gpu
 from astitch.show.compilation import Compilation
+from astitch.show.memory import warn_of_estimate
 from astitch.show.share import is_whole, least_share, refuse_less, warn_of_little
 from astitch.show.trace import trace_compilation
 from astitch.system.forks import ForkLock, cached_property
@@ -152,6 +153,7 @@ class Stitched:
                         inside_xla=True,
                     )
                     warn_of_little(self.graph.name, compilation)
+                    warn_of_estimate(self.graph.name, compilation)
                     note_compile(
                         name,
                         outcome="stitched" if compilation.program.kernels else "left",

@@ -425,7 +425,7 @@ def test_a_compiled_function_names_what_is_no_array() -> None:
 
 
 def test_an_option_that_it_does_not_take() -> None:
-    message = r"astitch.jit: it does not take turbo=1\n  it takes in_shardings, .*, stitch, deterministic$"
+    message = r"astitch.jit: it does not take turbo=1\n  it takes in_shardings, .*, memory_limit$"
     options: dict[str, Any] = {"turbo": 1}
     for args in [(), (power,)]:
         with pytest.raises(UnknownOption, match=message) as caught:
