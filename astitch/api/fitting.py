@@ -11,17 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from astitch.faults import FaultWarning, show_error
-from astitch.show.memory import warn_of_memory
+from astitch.show.memory import estimate_bytes, warn_of_memory
 from astitch.system.callbacks import pass_interrupt
 
 if TYPE_CHECKING:
     from astitch.api.transformation import Compiling
 
-MOST_TRIES = 3
-"""How often a program is compiled again."""
-
-CLOSER = 0.01
-"""The share of the limit by which a next try asks for less than the last one missed: estimates are not exact."""
+CLOSER = (0.01, 0.04, 0.1)
+"""The shares of the limit by which each next try asks for less than the last one missed: estimates are not exact."""
 
 
 def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> Any:
@@ -38,12 +35,12 @@ def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> 
     first = compiling.keep()
     best = first, made, planned
     asked = float(limit)
-    for _ in range(MOST_TRIES if compiling.is_alone else 0):
-        if planned <= limit:
+    for closer in CLOSER if compiling.is_alone else ():
+        estimated = _estimate(compiling)
+        if planned <= limit or estimated > asked:  # there is no smaller plan
             break
-        asked -= planned - limit + CLOSER * limit
-        if asked <= 0:
-            break
+        missed = max(planned - limit, asked - limit + planned - estimated if estimated else 0)
+        asked = max(asked - missed - closer * limit, 1)
         compiling.start_anew(int(asked))
         try:
             other = compile_()
@@ -56,15 +53,22 @@ def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> 
                 stacklevel=5,
             )
             break
-        if planned is None or planned >= best[2] or not compiling.stitched:
+        if planned is None or not compiling.stitched:
             break
-        best = compiling.keep(), other, planned
+        if planned < best[2]:
+            best = compiling.keep(), other, planned
     kept, made, planned = best
     compiling.go_back(kept)
     entry = compiling.entry
     if planned > limit and entry is not None:
         warn_of_memory(entry.name, limit, planned, entry.compilation, stacklevel=6)
     return made
+
+
+def _estimate(compiling: Compiling) -> int:
+    """What the last compile's plan is estimated to take; 0: it is not known."""
+    made = compiling.entry.compilation if compiling.entry else None
+    return 0 if made is None else estimate_bytes(made)
 
 
 def planned_bytes(made: Any) -> int | None:
