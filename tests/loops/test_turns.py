@@ -535,6 +535,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "factors": (
         lambda x: lax.fori_loop(0, 5, lambda _, y: jnp.linalg.solve(MATRIX, y), x),
         (normal(3, 12),),
+        "a call of 'lapack_sgetrf_ffi'",
+    ),
+    "eigenvalues": (
+        lambda x: lax.fori_loop(0, 5, lambda _, y: y + jnp.linalg.eigvalsh(MATRIX * y), x),
+        (normal(3, 12),),
         "may do more than give a value",
     ),
     "few turns": (

@@ -317,7 +317,6 @@ def test_a_call_of_a_python_function_is_refused(function):
 @pytest.mark.parametrize(
     "function, target",
     [
-        (np_linalg.cholesky, "lapack_spotrf_ffi"), (np_linalg.inv, "lapack_sgetrf_ffi"),
         (np_linalg.qr, "lapack_sgeqrf_ffi"), (np_linalg.svd, "lapack_sgesdd_ffi"),
         (np_linalg.eigh, "lapack_ssyevd_ffi"), (np_linalg.eig, "lapack_sgeev_ffi"),
     ],
