@@ -70,7 +70,9 @@ def transform(x):
 
 
 def factorise(x):
-    return jnp.linalg.cholesky(x @ x.T + 8 * jnp.eye(8, dtype=x.dtype))
+    """In full precision: by default a GPU may round a product's factors to TF32, or not."""
+    squared = jnp.matmul(x, x.T, precision="highest")
+    return jnp.linalg.cholesky(squared + 8 * jnp.eye(8, dtype=x.dtype))
 
 
 def solve(x):
