@@ -27,6 +27,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
 from astitch.library.xla_fallback import adds_products, has_jax
 from astitch.loops.carry import carry_as_read
+from astitch.loops.joined_rows import loop_over_joined_rows
 from astitch.loops.matrix_rows import loop_over_matrices
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
 from astitch.loops.restore import restore_loops
@@ -214,6 +215,12 @@ def _hoist(graph: Graph, job: Job) -> Graph:
 def _loop_over_matrices(graph: Graph, job: Job) -> Graph:
     assert job.target.matrices
     looped = loop_over_matrices(graph, job.target.matrices, job.notes)
+    return graph if looped is graph else simplify(check_graph(looped))
+
+
+def _loop_over_joined_rows(graph: Graph, job: Job) -> Graph:
+    assert job.target.matrices
+    looped = loop_over_joined_rows(graph, job.target.matrices)
     return graph if looped is graph else simplify(check_graph(looped))
 
 
@@ -460,6 +467,11 @@ PASSES: tuple[Pass, ...] = (
     _rewrite(
         "loop_over_matrices",
         _loop_over_matrices,
+        lambda job: job.target.matrices is not None,
+    ),
+    _rewrite(
+        "loop_over_joined_rows",
+        _loop_over_joined_rows,
         lambda job: job.target.matrices is not None,
     ),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),

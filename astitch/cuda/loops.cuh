@@ -182,3 +182,28 @@ template <int WIDTH, int BY, int EXTENT, class T> __device__ __forceinline__ T s
     else moved = __shfl_sync(0xffffffffu, value, from & (WIDTH - 1), WIDTH);
     return from >= 0 && from < EXTENT ? moved : edge;
 }
+
+// Rows of COUNT numbers, as many as a warp has lanes or fewer, into shared memory: neighbours read neighbours.  There a
+// row begins at an odd element.
+template <int COUNT, class Slot, class T>
+__device__ __forceinline__ void stage_rows(const Slot& staged, int start, const T* __restrict__ rows, int count)
+{
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int at = 32 * i + lane, padding = COUNT % 2 ? 0 : at / COUNT;
+        if (at < count * COUNT) staged[start + at + padding] = rows[at];
+    }
+}
+
+// And back.
+template <int COUNT, class Slot, class T>
+__device__ __forceinline__ void give_rows(T* __restrict__ rows, const Slot& staged, int start, int count)
+{
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int at = 32 * i + lane, padding = COUNT % 2 ? 0 : at / COUNT;
+        if (at < count * COUNT) rows[at] = staged[start + at + padding];
+    }
+}

@@ -122,17 +122,27 @@ class LoopRefusal:
 
 @dataclass(frozen=True, slots=True)
 class LoopKey:
-    """What a while computes: its regions, the numbers that it starts with, which parts of its final state are read."""
+    """What a while computes: its regions, the numbers that it starts with, which parts of its final state are read,
+    which parts of its state start as the same array."""
 
     regions: tuple[Graph, ...]
     starts: tuple[tuple[int, Literal], ...]
     used: tuple[int, ...]
+    shared: tuple[tuple[int, int], ...]
 
 
 def loop_key(graph: Graph, node: Node) -> LoopKey:
     """The key of a while in its graph."""
-    starts = tuple(find_starts(graph, node).items())
-    return LoopKey(node.regions, starts, find_used(graph, node))
+    starts = find_starts(graph, node)
+    shared = find_shared(node, starts)
+    return LoopKey(node.regions, tuple(starts.items()), find_used(graph, node), shared)
+
+
+def find_shared(node: Node, starts: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Parts of a while's state that start as an array that one before them starts as, with that one."""
+    first: dict[str, int] = {}
+    places = [(i, o) for i, o in enumerate(node.operands) if i not in starts]
+    return tuple((i, before) for i, o in places if (before := first.setdefault(o, i)) != i)
 
 
 def find_used(graph: Graph, node: Node) -> tuple[int, ...]:

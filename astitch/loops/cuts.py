@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.device.gpu import Gpu
+from astitch.device.gpu import ACCESS_BYTES, Gpu
 from astitch.graph.ir import ArrayType
 from astitch.loops.analysis import Carried, Loop, Role, Stack
-from astitch.loops.axes import Axes, Form
+from astitch.loops.axes import Axes, Axis, Form
 from astitch.loops.schedule import Multiply, Steps
 
 MAX_BLOCK = 512
@@ -43,6 +43,16 @@ TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
 
 ALONE = 10
 """How much longer a warp takes that has its part of an SM alone, whose ops wait for each other: an estimate."""
+
+LEAST_MOVES = 3
+"""Instructions for a row, if not of whole vectors, that are worth a copy through shared memory (staged_rows.py)."""
+
+BATCH_BYTES = 160
+"""Shared memory for a row of what is copied at the same time, if it is more than one state."""
+
+BANK_BYTES = 4
+
+WARP = 32
 
 START_US = 3.2
 """Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""
@@ -211,6 +221,70 @@ def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
     return 4 * floats
 
 
+@dataclass(frozen=True, slots=True)
+class StagedRow:
+    """A state whose rows warps move through shared memory.  numbers: of a row.  offset: in shared memory, in bytes of a
+    row.  batch: rows of one batch are there at the same time."""
+
+    numbers: int
+    bytes: int
+    offset: int
+    batch: int
+
+    @property
+    def stride(self) -> int:
+        """Elements from row to row: odd, so that the numbers of 32 rows are in banks of their own."""
+        return self.numbers | 1
+
+
+def find_staged(
+    loop: Loop, axes: Axes, steps: Steps, used: Sequence[int], cut: Cut
+) -> tuple[dict[int, StagedRow], dict[int, StagedRow]]:
+    """The states that are staged when they are read, and when they are written: of loops that turn once, whose threads
+    have a row each."""
+    alone = axes.units == cut.owned == cut.copies == 1 and cut.lanes % WARP == 0
+    if loop.trips != 1 or not alone:
+        return {}, {}
+    reads = {r.state: r.name for r in steps.reads if r.state not in loop.starts and not r.small}
+    roles = {state: loop.roles[state] for state in used}
+    writes = {state: role.value for state, role in roles.items() if isinstance(role, Carried)}
+    return _stage(loop, axes, reads), _stage(loop, axes, writes)
+
+
+def _stage(loop: Loop, axes: Axes, values: dict[int, str]) -> dict[int, StagedRow]:
+    staged: dict[int, StagedRow] = {}
+    batch = offset = 0
+    for state, value in sorted(values.items()):
+        count, size = _count_staged(loop, axes, state, value), loop.types[state].dtype.bytes
+        if not count:
+            continue
+        if offset and offset + (count | 1) * size > BATCH_BYTES:
+            batch, offset = batch + 1, 0
+        staged[state] = StagedRow(count, size, offset, batch)
+        offset += (count | 1) * size
+    return staged
+
+
+def count_staged_bytes(staged: Iterable[dict[int, StagedRow]]) -> int:
+    """Bytes of shared memory of a warp, which waits for no other: each batch in turn has all of it."""
+    ends = (row.offset + row.stride * row.bytes for rows in staged for row in rows.values())
+    return WARP * max(ends, default=0)
+
+
+def _count_staged(loop: Loop, axes: Axes, state: int, value: str) -> int:
+    """The numbers of a row of a state; 0 where they do not lie side by side, or one instruction moves them."""
+    shape, dtype = loop.body[loop.body.parameters[state]].shape, loop.types[state].dtype
+    places = (axes.dimension(value, Axis.ROW), axes.dimension(value, Axis.COLUMN))
+    if places != (0, 1) or len(shape) != 2 or shape[0] != axes.rows:
+        return 0
+    count, width = shape[1], 1
+    while count % (2 * width) == 0 and 2 * width * dtype.bytes <= ACCESS_BYTES:
+        width *= 2
+    if width * dtype.bytes == ACCESS_BYTES:
+        return count if count > width and dtype.bytes >= BANK_BYTES else 0
+    return count if count >= LEAST_MOVES * width else 0
+
+
 def project_xla(
     loop: Loop, products: int, gpu: Gpu, warp_cycles: float = 0.0, inner_turns: int = 0
 ) -> float:
@@ -308,7 +382,8 @@ def try_cut(
         other += cut.small_owned * (turns_held * steps.small_loaded + 4) + crossing
     if _count_registers(gpu, block, 1) < other:
         return None
-    fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
+    staged = block // WARP * count_staged_bytes(find_staged(loop, axes, steps, used, cut))
+    fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut) + staged
     found: list[Share] = []
     for resident in (1, 2) if meeting else (1, 2, 4, 8, 16):
         registers = _count_registers(gpu, block, resident)
@@ -326,14 +401,22 @@ def try_cut(
         bps = gpu.blocks_per_sm(block, registers, left + fixed)
         if bps < resident:
             continue
-        us = _project(loop, steps, cut, gpu, resident, columns, held)
+        us = _project(loop, steps, used, cut, gpu, resident, columns, held)
         found.append(Share(axes, steps, cut, used, tuple(held), resident, us))
     return min(found, key=lambda share: share.us, default=None)
+
+
+def once_us(loop: Loop, steps: Steps, used: Sequence[int], gpu: Gpu) -> float:
+    """Microseconds to read and write the state of a loop that turns once."""
+    states = {*used, *(r.state for r in steps.reads if r.state not in loop.starts)}
+    moved = sum(loop.types[state].bytes for state in states)
+    return moved / (gpu.bandwidth_gbs * 1e3)
 
 
 def _project(
     loop: Loop,
     steps: Steps,
+    used: Sequence[int],
     cut: Cut,
     gpu: Gpu,
     resident: int,
@@ -373,5 +456,7 @@ def _project(
             turn_us = max(turn_us, gpu.dram_latency_ns / 1e3)
         turn_us = max(turn_us, cut.owned * steps.cycles * ALONE / clock)
         turn_us = max(turn_us, _stacked_us(loop, gpu) / waves)
+        if loop.trips == 1:
+            turn_us = max(turn_us, once_us(loop, steps, used, gpu) / waves)
     loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
     return gpu.launch_us + START_US + waves * (loop.trips * turn_us + loaded / 40e3)

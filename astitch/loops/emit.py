@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.emit_cuda import list_headers
 from astitch.graph.ir import Literal
 from astitch.kernel import kernel_ir as k
@@ -19,12 +20,14 @@ from astitch.loops.computed import Computed
 from astitch.loops.crossings import Crossings
 from astitch.loops.cuts import Share
 from astitch.loops.emit_turns import TurnsPlan, emit_turns
+from astitch.loops.in_place import find_in_place
 from astitch.loops.layout import Layout
 from astitch.loops.plan import LoopPlan
 from astitch.loops.products import RowProducts
 from astitch.loops.rows import RowExchange
 from astitch.loops.schedule import Part, Read, is_small
 from astitch.loops.share_text import Access, ShareText
+from astitch.loops.staged_rows import StagedRows
 from astitch.loops.vectors import list_runs, load_parts, render_stored
 from astitch.program.steps import CudaKernel
 
@@ -32,7 +35,8 @@ from astitch.program.steps import CudaKernel
 @dataclass(frozen=True)
 class LoopKernel:
     """A loop's kernel.  operands: which of the while's operands it reads.  results: which parts of the final state it
-    writes.  constants: arrays that it reads besides.  scratch_bytes: memory that it writes besides.
+    writes.  constants: arrays that it reads besides.  scratch_bytes: memory that it writes besides.  in_place: which of
+    the results lie where which of the operands lay, by their numbers.
     Parameters: the operands, the constants, the results, the scratch if there is some, the barrier words if its blocks
     wait for each other.
     """
@@ -43,6 +47,7 @@ class LoopKernel:
     results: tuple[int, ...]
     constants: tuple[Literal, ...] = ()
     scratch_bytes: int = 0
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> LoopKernel:
@@ -66,15 +71,21 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
         lines += body
     if len(emitters) > 1:
         lines.append("  }")
-    shared = max(emitter.layout.shared_bytes for emitter in emitters)
+    shared = max(emitter.shared_bytes for emitter in emitters)
     if shared:
         lines.insert(0, f"  ASTITCH_SHARED_ARENA({shared});")
     if words:
         lines.append("  astitch_end_launch(barrier);")
     operands = sorted({state for emitter in emitters for state in emitter.text.operands})
     types = plan.loop.types
-    pointers = [Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", True) for i in operands]
-    pointers += [Pointer(STORAGE[types[i].dtype], f"result_{i}", True) for i in plan.used]
+    pairs = {
+        written: read for share in plan.shares for written, read in find_in_place(plan.loop, share)
+    }
+    apart = {i: i not in pairs and i not in pairs.values() for i in (*operands, *plan.used)}
+    pointers = [
+        Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", apart[i]) for i in operands
+    ]
+    pointers += [Pointer(STORAGE[types[i].dtype], f"result_{i}", apart[i]) for i in plan.used]
     barrier_words = k.FIRST_TAGGED_WORD + 2 * words if words else 0
     bounds = f"{plan.block}, {plan.blocks_per_sm}"
     head = [
@@ -94,7 +105,10 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
         plan.blocks_per_sm,
         barrier_words=barrier_words,
     )
-    return LoopKernel(plan, kernel, tuple(operands), plan.used)
+    in_place = tuple(
+        (plan.used.index(written), operands.index(read)) for written, read in pairs.items()
+    )
+    return LoopKernel(plan, kernel, tuple(operands), plan.used, in_place=in_place)
 
 
 class _Emitter:
@@ -110,6 +124,16 @@ class _Emitter:
         self.products = RowProducts(self.text, self.layout)
         self.crossings = Crossings(self.text, self.layout)
         self.computed = Computed(self.text)
+        self.staged = StagedRows(loop, share)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: what threads tell each other, then the rows that warps move."""
+        return self._staged_offset + self.staged.bytes
+
+    @property
+    def _staged_offset(self) -> int:
+        return -(-self.layout.shared_bytes // ACCESS_BYTES) * ACCESS_BYTES
 
     def emit(self, first_block: int, first_word: int) -> list[str]:
         """The lines of the share, whose blocks and tagged words begin at the given ones."""
@@ -128,6 +152,7 @@ class _Emitter:
         self.products.declare()
         self.crossings.declare()
         self.find_place(first_block, first_word)
+        self.staged.declare(self.text, self._staged_offset)
         self.find_pairs()
         if self.cut.small > 1:
             self.find_small_pairs()
@@ -209,9 +234,16 @@ class _Emitter:
                 if r.small is small
                 for p in self.text.read_parts(r)
             ]
+            once = self.loop.trips == 1 and not small
             for _, part in parts:
-                self.text.declare(1, part)
-            self.text.pairs(1, small, [*load_parts(self.text, parts, "0")])
+                self.text.declare(1, part, start=" = {}" if once else "")
+            alone = [(read, part) for read, part in parts if read.state not in self.staged.reads]
+            lines = [*load_parts(self.text, alone, "0")]
+            if once:
+                # Another thread may write what it read: nobody reads it in that one's place.
+                lines = [f"if (stored[q]) {line}" for line in lines]
+                lines += self.staged.load(self.text, [read for read, _ in parts])
+            self.text.pairs(1, small, lines)
 
     # ---- a turn ----------------------------------------------------------------------------------------------------
 
@@ -327,15 +359,20 @@ class _Emitter:
     def finals(self) -> None:
         """The carried states that somebody reads after the loop."""
         lines: dict[bool, list[str]] = {False: [], True: []}
+        staged: dict[int, list[str]] = {}
         for state in self.share.used:
             role = self.loop.roles[state]
             if isinstance(role, Carried):
                 # The parameter has no axes where no turn reads what the one before left there.
                 access = self.text.access(role.value, state, None)
                 small = is_small(self.loop, self.axes, role.value)
+                if state in self.staged.writes:
+                    staged[state] = [self.text.render(p) for p in self.text.parts_of(role.value)]
+                    continue
                 for run, values in self.list_stored(role.value, access, small):
                     where = Part(role.value, run[0], small)
                     lines[small].append(self.render_store(state, where, access, values, "0"))
+        lines[False] += self.staged.store(self.text, staged)
         if any(lines.values()):
             self.text.out(2, f"if (turn == {self.loop.trips - 1}) {{")
             for small, all_ in lines.items():

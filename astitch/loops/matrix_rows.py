@@ -1,52 +1,19 @@
 """Graph -> Graph: factorizations of many small matrices, with the ops around them, become loops of one turn.
 
 A library's call for matrices of 4 x 4 takes longer for its launches than for its work, and reads and writes memory
-before and after each step.  A loop over rows that is one kernel has all numbers of a row in one thread (spell_out.py).
-So what is computed of each matrix by itself is written as such a loop, which turns once.
+before and after each step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
-
-from astitch.graph.edit import free_name, is_pure, keep_live_nodes, sort_nodes
 from astitch.graph.factorizations import find_factorization
-from astitch.graph.ir import (
-    ArrayType,
-    BroadcastAttrs,
-    CompareAttrs,
-    ConstantAttrs,
-    DotAttrs,
-    DType,
-    GetTupleElementAttrs,
-    Graph,
-    Literal,
-    Node,
-    ParameterAttrs,
-    PivotsAttrs,
-    TupleType,
-)
-from astitch.graph.ops import OPS, Kind
-from astitch.loops.analysis import Loop
-from astitch.loops.flatten import Dimension, is_array
+from astitch.graph.ir import Graph, Node, PivotsAttrs
 from astitch.loops.part_products import part_small_products
 from astitch.loops.plan import LoopPlan, LoopPlanner
-from astitch.loops.row_dimensions import NotSpelled, RowDimensions
-from astitch.loops.spell_out import MOST_NUMBERS
+from astitch.loops.row_groups import MOST_BESIDE, MOST_NODES, Paths, RowGroup, write_loop
 from astitch.rewrite.batched_gathers import batch_gathers
-
-MOST_BESIDE = 32
-"""Numbers of a row that an op around a factorization may read or make, if no matrix has more.  Kernels of other forms
-read wide rows better."""
-
-MOST_MEMBERS = 400
-"""Ops of a group: a compiler takes seconds for more."""
-
-MOST_NODES = 12_000
-"""Ops of a graph: its paths are kept as a square of bits."""
 
 
 def loop_over_matrices(graph: Graph, planner: LoopPlanner, notes: list[str]) -> Graph:
@@ -63,12 +30,13 @@ def loop_over_matrices(graph: Graph, planner: LoopPlanner, notes: list[str]) -> 
         if seed is None:
             return made if is_changed else graph
         tried.add(seed.name)
-        paths, reason = _Paths(made), "its matrices are too large for a thread"
+        paths, reason = Paths(made, find_factorization), "its matrices are too large for a thread"
         for only_between in (False, True):
-            group = _Group(made, paths, seed).grow(only_between)
+            most = max(MOST_BESIDE, _count_numbers(made, seed))
+            group = RowGroup(made, paths, seed, most=most).grow(only_between)
             if not group:
                 continue
-            looped, name = _write_loop(made, group, paths.known)
+            looped, name = write_loop(made, group, paths.known)
             plan = planner.plan(looped, looped[name])
             if isinstance(plan, LoopPlan):
                 made, is_changed = looped, True
@@ -78,229 +46,8 @@ def loop_over_matrices(graph: Graph, planner: LoopPlanner, notes: list[str]) -> 
             notes.append(f"%{seed.name} stays a library's: {reason}")
 
 
-# ---- which ops -----------------------------------------------------------------------------------------------------
-
-
-class _Paths:
-    """Which ops of a graph wait for which, as sets of bits.
-
-    known: ops of constants only, which a kernel computes for itself.  seeds: factorizations.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.bit = {node.name: 1 << i for i, node in enumerate(graph)}
-        self.before, self.behind = dict[str, int](), dict[str, int]()
-        for node in graph:
-            found = 0
-            for operand in node.operands:
-                found |= self.before[operand] | self.bit[operand]
-            self.before[node.name] = found
-        for node in reversed(list(graph)):
-            found = 0
-            for user in graph.users[node.name]:
-                found |= self.behind[user] | self.bit[user]
-            self.behind[node.name] = found
-        self.known = _find_known(graph)
-        self.all_known = self.join(self.known)
-        self.seeds = self.join(node.name for node in graph if find_factorization(node))
-
-    def join(self, names: Iterator[str] | Collection[str]) -> int:
-        found = 0
-        for name in names:
-            found |= self.bit[name]
-        return found
-
-
-def _find_known(graph: Graph) -> frozenset[str]:
-    known: set[str] = set()
-    kinds = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.SOURCE, Kind.INDEX)
-    for node in graph:
-        plain = OPS[node.op].kind in kinds and not node.is_parameter and is_pure(node)
-        if plain and known.issuperset(node.operands):
-            known.add(node.name)
-    return frozenset(known)
-
-
-class _Group:
-    """Ops that compute something of each row by itself, around a factorization.
-
-    rows: a dimension of each class that has rows: along them no elements of the factorization meet.  before, behind:
-    what the members wait for, and what waits for them.
-    """
-
-    def __init__(self, graph: Graph, paths: _Paths, seed: Node) -> None:
-        self.graph, self.paths, self.seed = graph, paths, seed
-        once = Node("rows", "while", seed.type, (), regions=(graph, graph))
-        loop = Loop(once, trips=1, roles=(), slices={}, integers={}, starts={})
-        self.dimensions = RowDimensions(loop, graph.nodes)
-        self.rows: tuple[Dimension, ...] = ()
-        self.members: set[str] = set()
-        self.bits = self.before = self.behind = 0
-        matrices = not isinstance(find_factorization(seed), PivotsAttrs)
-        numbers = math.prod(graph[seed.operands[0]].shape[-2:]) if matrices else 0
-        self.most = max(MOST_BESIDE, numbers)
-
-    def grow(self, only_between: bool) -> set[str]:
-        """The ops; none where the factorization itself cannot be one.  only_between: takes in other factorizations, and
-        what is between two of them."""
-        if not self._take(self.seed):
-            return set()
-        while len(self.members) < MOST_MEMBERS:
-            around = [n for n in self._list_around() if not only_between or self._is_between(n)]
-            if not [node for node in around if self._take(node)]:
-                break
-        return self.members
-
-    def _list_around(self) -> Iterator[Node]:
-        around: dict[str, None] = {}
-        for name in self.graph.nodes:
-            if name in self.members:
-                around.update(dict.fromkeys(self.graph.users[name]))
-                around.update(dict.fromkeys(self.graph[name].operands))
-        for name in around:
-            if name not in self.members and name not in self.paths.known:
-                yield self.graph[name]
-
-    def _is_between(self, node: Node) -> bool:
-        if find_factorization(node):
-            return True
-        paths = self.paths
-        return bool(paths.before[node.name] & paths.seeds and paths.behind[node.name] & paths.seeds)
-
-    def _take(self, node: Node) -> bool:
-        """Adds an op, with what it needs of constants, if the rows stay apart and no path leaves the group and comes
-        back."""
-        if node.is_parameter or not is_pure(node):
-            return False
-        if any(o not in self.members and not is_array(self.graph[o]) for o in node.operands):
-            return False
-        paths = self.paths
-        before = self.before | paths.before[node.name]
-        behind = self.behind | paths.behind[node.name]
-        bits = self.bits | paths.bit[node.name]
-        if before & behind & ~bits & ~paths.all_known:
-            return False
-        dimensions, known = self.dimensions, self._list_known(node)
-        saved = dict(dimensions.parent), set(dimensions.bound)
-        try:
-            for new in (*known, node):
-                dimensions.visit(new)
-            holds = self._holds([*known, node])
-        except NotSpelled:
-            holds = False
-        if not holds:
-            dimensions.parent, dimensions.bound = saved
-            return False
-        self.members |= {node.name, *(n.name for n in known)}
-        self.before, self.behind, self.bits = before, behind, bits
-        return True
-
-    def _list_known(self, node: Node) -> list[Node]:
-        """The ops of constants that an op needs, operands first."""
-        needed = set[str]()
-        pending = [o for o in node.operands if o in self.paths.known]
-        while pending:
-            name = pending.pop()
-            if name not in needed and name not in self.members:
-                needed.add(name)
-                pending += self.graph[name].operands
-        return [n for n in self.graph if n.name in needed]
-
-    def _holds(self, new: Sequence[Node]) -> bool:
-        """Are the rows still apart, and have the values around the last of these ops few numbers of each?"""
-        *known, node = new
-        find, bound = self.dimensions.find, set(map(self.dimensions.find, self.dimensions.bound))
-        around = [self.graph[o] for o in node.operands] + [node]
-        if node is self.seed:
-            arrays = [value for value in around if is_array(value)]
-            keys = [(v.name, d) for v in arrays for d, extent in enumerate(v.shape) if extent > 1]
-            self.rows = tuple({find(key) for key in keys} - bound)
-        rows = set(map(find, self.rows))
-        if len(rows) < len(self.rows) or not bound.isdisjoint(rows):
-            return False
-        wide = node is self.seed or isinstance(node.attrs, DotAttrs)
-        most = MOST_NUMBERS if wide else self.most
-        return all(
-            self._count_numbers(value, rows) <= most
-            for value in (*around, *known)
-            if is_array(value)
-        )
-
-    def _count_numbers(self, node: Node, rows: Collection[Dimension]) -> int:
-        find = self.dimensions.find
-        return math.prod(n for d, n in enumerate(node.shape) if find((node.name, d)) not in rows)
-
-
-# ---- the loop ------------------------------------------------------------------------------------------------------
-
-
-def _write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> tuple[Graph, str]:
-    """The graph with these ops in a while that turns once, and its name.  Ops of constants are in both."""
-    members = [node for node in graph if node.name in group]
-    results = [
-        node
-        for node in members
-        if is_array(node) and node.name not in known and _is_read_outside(graph, node, group)
-    ]
-    given = dict.fromkeys(o for node in members for o in node.operands if o not in group)
-    taken = {*graph.nodes}
-
-    def name(hint: str) -> str:
-        made = free_name(hint, taken)
-        taken.add(made)
-        return made
-
-    counter, truth = ArrayType(DType.S32, ()), ArrayType(DType.PRED, ())
-    types = [counter, *(graph[o].array for o in given), *(node.array for node in results)]
-    states = [name("turn"), *given, *(name(f"{node.name}.before") for node in results)]
-    parameters = [
-        Node(state, "parameter", type_, attrs=ParameterAttrs(i))
-        for i, (state, type_) in enumerate(zip(states, types, strict=True))
-    ]
-    one = Node(name("one"), "constant", counter, attrs=_number(1, counter.dtype))
-    step = Node(name("next"), "add", counter, (states[0], one.name))
-    outputs = (step.name, *given, *(node.name for node in results))
-    body_nodes = {node.name: node for node in (*parameters, one, step, *members)}
-    body = Graph("rows", keep_live_nodes(body_nodes, outputs), tuple(states), outputs)
-    asked = Node(name("is_first"), "compare", truth, (states[0], one.name), CompareAttrs("LT"))
-    condition_nodes = {node.name: node for node in (*parameters, one, asked)}
-    condition = Graph("once", condition_nodes, tuple(states), (asked.name,))
-
-    nodes = dict(graph.nodes)
-
-    def add(hint: str, op: str, type_: ArrayType, **fields: object) -> str:
-        node = Node(name(hint), op, type_, **fields)  # type: ignore[arg-type]
-        nodes[node.name] = node
-        return node.name
-
-    starts = [add("zero", "constant", counter, attrs=_number(0, counter.dtype)), *given]
-    for node in results:
-        scalar = ArrayType(node.dtype, ())
-        zero = add("zero", "constant", scalar, attrs=_number(0, node.dtype))
-        attrs = BroadcastAttrs(())
-        is_scalar = not node.array.rank
-        start = (
-            zero
-            if is_scalar
-            else add("start", "broadcast", node.array, operands=(zero,), attrs=attrs)
-        )
-        starts.append(start)
-    loop = Node(
-        name("rows"), "while", TupleType(tuple(types)), tuple(starts), regions=(condition, body)
-    )
-    nodes[loop.name] = loop
-    for place, node in enumerate(results, 1 + len(given)):
-        projection = GetTupleElementAttrs(place)
-        nodes[node.name] = Node(node.name, "get-tuple-element", node.type, (loop.name,), projection)
-    effects = [n.name for n in graph if not is_pure(n)]
-    first = {p: nodes[p] for p in graph.parameters}
-    ordered = sort_nodes(nodes, (*effects, *graph.outputs), first)
-    return Graph(graph.name, ordered, graph.parameters, graph.outputs, graph.aliases), loop.name
-
-
-def _is_read_outside(graph: Graph, node: Node, group: Collection[str]) -> bool:
-    return node.name in graph.outputs or any(u not in group for u in graph.users[node.name])
-
-
-def _number(value: int, dtype: DType) -> ConstantAttrs:
-    return ConstantAttrs(Literal.of(np.asarray(value, dtype.numpy)))
+def _count_numbers(graph: Graph, node: Node) -> int:
+    """Numbers of a factorization's matrix."""
+    if isinstance(find_factorization(node), PivotsAttrs):
+        return 0
+    return math.prod(graph[node.operands[0]].shape[-2:])

@@ -6,7 +6,7 @@ shares it out to blocks.  Parts of a loop that have nothing to do with each othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
@@ -28,11 +28,12 @@ from astitch.loops.analysis import (
     loop_key,
 )
 from astitch.loops.axes import Axes, find_axes, find_live, join_dimensions
-from astitch.loops.cuts import Cut, Share, list_cuts, project_xla, try_cut
+from astitch.loops.cuts import Cut, Share, list_cuts, once_us, project_xla, try_cut
 from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
 from astitch.loops.part_products import part_products
+from astitch.loops.project_elements import project_elements
 from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, Rows, find_rows, spell_out
@@ -51,6 +52,9 @@ TOLD = FLOATS | {DType.PRED, DType.S32, DType.U32, DType.S64, DType.U64}
 """Those that threads can tell each other."""
 
 LEAST_TRIPS = 4
+
+BLOCKS_PER_SM = 4
+"""Blocks that keep an SM busy, whatever their size."""
 
 START = "the start of a loop"
 """Why a number that is repeated is left to XLA."""
@@ -88,7 +92,7 @@ class LoopPlan:
         shares = " | ".join(map(str, self.shares))
         once = self.loop.trips == 1
         what = "row by row" if once else f"{self.loop.trips} turns"
-        other = "a library's calls" if once else "XLA's loop"
+        other = "other kernels" if once else "XLA's loop"
         return (
             f"%{self.loop.node.name}: {what} in one kernel of {self.grid} blocks of {self.block} threads: {shares}; "
             f"{self.us:.0f} us projected, {self.xla_us:.0f} as {other}"
@@ -153,12 +157,15 @@ class LoopPlanner:
             return loop
         results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
         factors = any(find_factorization(inner) for inner in loop.body)
-        if loop.trips < LEAST_TRIPS and not factors:
+        # XLA leaves no loop that turns once: it is a group of ops (row_groups.py).
+        if 1 < loop.trips < LEAST_TRIPS and not factors:
             return LoopRefusal(node.name, f"it turns {loop.trips} times only")
         if (stack := find_numbered_stack(loop, results)) is not None:
             reason = f"%{stack} makes a stack of numbers that the turn decides"
             return LoopRefusal(node.name, reason)
-        plan = refused or self._plan_loop(loop, results)
+        plan: LoopPlan | LoopRefusal = refused or LoopRefusal(node.name, "it turns once")
+        if loop.trips > 1 and not refused:
+            plan = self._plan_loop(loop, results)
         if isinstance(plan, LoopPlan):
             return plan
         spelled = self._plan_spelled(graph, loop, results)
@@ -185,9 +192,11 @@ class LoopPlanner:
         # A library's call is two kernels, by estimate: pointers to the matrices are written first.
         calls = sum(find_factorization(loop.body[name]) is not None for name in live)
         products += 2 * calls
+        whole = loop if loop.trips == 1 and not calls else None
         refused = LoopRefusal(loop.node.name, "")
         tried: list[Rows] = []
-        for least in LEAST_ROWS:
+        # A group's rows are all dimensions along which no elements meet.
+        for least in reversed(LEAST_ROWS) if whole else LEAST_ROWS:
             try:
                 rows = find_rows(loop, live, least)
                 if rows in tried:
@@ -201,24 +210,30 @@ class LoopPlanner:
                 return spelled
             if any(type(spelled.roles[i]) is not type(loop.roles[i]) for i in results):
                 return LoopRefusal(loop.node.name, "a turn leaves a state as it is")
-            plan = self._plan_loop(spelled, results, products, turns)
+            plan = self._plan_loop(spelled, results, products, turns, whole)
             if isinstance(plan, LoopPlan):
                 return plan
             refused = plan
         return refused
 
     def _plan_loop(
-        self, loop: Loop, results: tuple[int, ...], products: int = 0, turns: int = 0
+        self,
+        loop: Loop,
+        results: tuple[int, ...],
+        products: int = 0,
+        turns: int = 0,
+        whole: Loop | None = None,
     ) -> LoopPlan | LoopRefusal:
-        """products: XLA's in a turn, besides those of the loop.  turns: those of inner loops."""
+        """products: XLA's in a turn, besides those of the loop.  turns: those of inner loops.  whole: a group of ops
+        before its rows were spelled out."""
         node = loop.node
         try:
             loop = join_dimensions(loop, results)
             parts = split_loop(loop, results)
-            plan = self._plan_parts(loop, parts, results, products, turns)
+            plan = self._plan_parts(loop, parts, results, products, turns, whole)
             if isinstance(plan, LoopPlan) and len(parts) > 1:
                 # Or blocks that take a turn of all parts at once, and wait for each other once.
-                joint = self._plan_parts(loop, (results,), results, products, turns)
+                joint = self._plan_parts(loop, (results,), results, products, turns, whole)
                 if isinstance(joint, LoopPlan) and joint.us < plan.us:
                     plan = joint
         except NoPlan as refused:
@@ -237,6 +252,7 @@ class LoopPlanner:
         used: tuple[int, ...],
         products: int,
         turns: int,
+        whole: Loop | None,
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop in the given parts, each with blocks of its own."""
         shares = []
@@ -249,7 +265,12 @@ class LoopPlanner:
         products += sum(len(axes.products) for axes, _, _ in shares)
         pairs = ((axes.rows * axes.units, steps.cycles) for axes, steps, _ in shares)
         cycles = sum(-(-count // 32) * of_warp for count, of_warp in pairs)
-        xla_us = project_xla(loop, products, self.gpu, cycles, turns)
+        if whole:
+            xla_us = project_elements(whole, loop, shares, self.gpu)
+        else:
+            xla_us = project_xla(loop, products, self.gpu, cycles, turns)
+            if loop.trips == 1:
+                xla_us += sum(once_us(loop, steps, part, self.gpu) for _, steps, part in shares)
         return LoopPlan(loop, self._choose_cuts(loop, shares), used, xla_us)
 
     def _choose_cuts(
@@ -266,7 +287,16 @@ class LoopPlanner:
         whole = [shares for shares in by_block.values() if len(shares) == len(parts)]
         if not whole:
             raise NoPlan("its matrices do not fit the registers and shared memory of the blocks")
-        return tuple(min(whole, key=lambda shares: max(share.us for share in shares)))
+        # Large blocks where a loop that turns once fills the device: each has to be started.
+        least = 0 if loop.trips > 1 else BLOCKS_PER_SM * self.gpu.sms
+
+        def rank(shares: Iterable[Share]) -> tuple[float, int]:
+            shares = tuple(shares)
+            grid = sum(share.cut.grid for share in shares)
+            large = shares[0].cut.block if least and grid >= least else 0
+            return max(share.us for share in shares), -large
+
+        return tuple(min(whole, key=rank))
 
     def _find_cuts(
         self,

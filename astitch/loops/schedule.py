@@ -34,6 +34,10 @@ class NoPlan(Exception):
     """Why a loop has no plan."""
 
 
+HEAVY_CYCLES, LIGHT_CYCLES = 6, 0.3
+"""Cycles of an SM for an op of a warp: what a special function takes besides, and any op."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part of a value: of its columns those from number * units on; the value itself where it has no columns.
@@ -125,7 +129,7 @@ class Steps:
     @property
     def cycles(self) -> float:
         """Of an SM, for the element-wise ops of one warp."""
-        return 6 * self.heavy + 0.3 * sum(map(len, self.computed))
+        return HEAVY_CYCLES * self.heavy + LIGHT_CYCLES * sum(map(len, self.computed))
 
     @property
     def shape(self) -> tuple[object, ...]:

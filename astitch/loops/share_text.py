@@ -85,10 +85,10 @@ class ShareText:
             self.lines += ["  " * (depth + 1) + line for line in lines]
             self.out(depth, "}")
 
-    def declare(self, depth: int, part: Part, prefix: str = "") -> None:
-        """An array for a part of each pair of a thread."""
+    def declare(self, depth: int, part: Part, prefix: str = "", start: str = "") -> None:
+        """An array for a part of each pair of a thread.  start: its initializer."""
         dtype = compute_type(self.body[part.name].dtype)
-        self.out(depth, f"{dtype} {prefix}{self.variable(part)}[{self.owned(part.small)}];")
+        self.out(depth, f"{dtype} {prefix}{self.variable(part)}[{self.owned(part.small)}]{start};")
 
     # ---- names and values ------------------------------------------------------------------------------------------
 

@@ -273,7 +273,8 @@ class _ModuleWriter:
         if loop.scratch_bytes:
             scratch = ArrayType(DType.U8, (loop.scratch_bytes,))
             written.append((len(read) + len(written), scratch))
-        made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written, origin=node)
+        label = f"{name}/{call.kernel.name}"
+        made = self.add_call(label, call.kernel, read, written, loop.in_place, origin=node)
         results = list(operands)
         for state, value in zip(loop.results, made, strict=False):
             results[state] = value

@@ -83,6 +83,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "row_regions",
         "hoist_loops",
         "loop_over_matrices",
+        "loop_over_joined_rows",
         "keep_within",
         "rename_scopes",
         "tune",

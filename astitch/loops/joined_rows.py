@@ -1,0 +1,199 @@
+"""Graph -> Graph: rows whose numbers are computed apart and put together become loops of one turn.
+
+`jnp.stack([x * y, y * z, ...], -1)` has a formula for each number of a row: a rotation, a basis, a state of physics.
+A kernel with a thread for each element computes in each warp all formulas, and each again what it shares with the
+others.  With a thread for each row a formula is computed once, with the ops around it (row_groups.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from astitch.device.gpu import Gpu
+from astitch.graph.ir import DimensionAttrs, Graph, Node, PadAttrs, TransposeAttrs
+from astitch.graph.ops import OPS, Kind
+from astitch.loops.flatten import Dimension, is_array
+from astitch.loops.part_products import part_small_products
+from astitch.loops.plan import LoopPlan, LoopPlanner
+from astitch.loops.row_groups import MOST_BESIDE, MOST_NODES, Paths, RowGroup, write_loop
+from astitch.loops.spell_out import MOST_NUMBERS
+from astitch.rewrite.batched_gathers import batch_gathers
+
+LEAST_THREADS = 4096
+"""Rows of a group: fewer leave most of a device without work."""
+
+MOST_TOGETHER = 4
+"""Numbers of a piece, in the mean: neighbours in a warp that compute the same."""
+
+GAIN = 0.97
+"""The share of the other kernels' time that a group may take: where memory decides both are the same."""
+
+LOOK_UP_CYCLES = 8
+"""Of an SM, for a warp whose threads read places far from each other."""
+
+STITCHED = frozenset({Kind.ELEMENTWISE, Kind.REDUCE, Kind.BROADCAST, Kind.INDEX})
+"""Kinds of ops that would be in one kernel with the group."""
+
+
+def loop_over_joined_rows(graph: Graph, planner: LoopPlanner) -> Graph:
+    """The same function; the graph itself where no rows are put together, or kernels on elements are as fast."""
+    if len(graph) > MOST_NODES or not any(_find_rows(graph, node) for node in graph):
+        return graph
+    made, tried = part_small_products(batch_gathers(graph)), set[str]()
+    is_changed = False
+    while True:
+        looped = _loop_once(made, planner, tried)
+        if looped is None:
+            return made if is_changed else graph
+        made, is_changed = looped, True
+
+
+def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | None:
+    """The graph with one group more, around a seed that was not tried; None where no seed has one."""
+    rows = {node.name: found for node in graph if (found := _find_rows(graph, node))}
+    if tried.issuperset(rows):
+        return None
+    paths = Paths(graph, lambda node: node.name in rows)
+    for seed in rows:
+        if seed in tried:
+            continue
+        tried.add(seed)
+        last: set[str] = set()
+        for most in (MOST_NUMBERS, MOST_BESIDE):
+            group = RowGroup(graph, paths, graph[seed], rows[seed], most, most).grow(False)
+            if not group or group == last:
+                continue
+            last = group
+            looped, name = write_loop(graph, group, paths.known)
+            plan = planner.plan(looped, looped[name])
+            if isinstance(plan, LoopPlan):
+                crossing = _project_crossing(graph, group, paths.known, planner.gpu)
+                gathers = _project_gathers(graph, group, paths.known, planner.gpu)
+                if plan.us + crossing < GAIN * (plan.xla_us + gathers):
+                    tried |= group
+                    return looped
+        tried |= last
+    return None
+
+
+def _find_rows(graph: Graph, node: Node) -> tuple[Dimension, ...]:
+    """The dimensions of rows of an op that puts few numbers together; none if it is another op."""
+    if not is_array(node) or node.dtype.is_complex:
+        return ()
+    source = node
+    if isinstance(node.attrs, TransposeAttrs):
+        source = _find_joined(graph, graph[node.operands[0]])
+    match source.attrs:
+        case DimensionAttrs(dimension) if source.op == "concatenate":
+            joined = [dimension]
+            pieces = len(source.operands)
+        case PadAttrs(low, high, interior):
+            joined = [d for d in range(node.array.rank) if low[d] or high[d] or interior[d]]
+            pieces = 2
+        case _:
+            return ()
+    if isinstance(node.attrs, TransposeAttrs):
+        joined = [node.attrs.permutation.index(d) for d in joined]
+    first = _find_numbers(node.shape)
+    numbers = math.prod(node.shape[first:])
+    if not joined or min(joined) < first or numbers > MOST_TOGETHER * pieces:
+        return ()
+    if math.prod(node.shape[:first]) < LEAST_THREADS:
+        return ()
+    if not _is_computed(graph, node):
+        return ()
+    return tuple((node.name, d) for d in range(first) if node.shape[d] > 1)
+
+
+def _find_joined(graph: Graph, node: Node) -> Node:
+    """The concatenation from which element-wise ops compute a value; the value's op if there is none."""
+    pending, seen = [node], {node.name}
+    while pending:
+        found = pending.pop()
+        if found.op == "concatenate":
+            return found
+        if OPS[found.op].kind is Kind.ELEMENTWISE:
+            new = [o for o in found.operands if o not in seen and is_array(graph[o])]
+            new = [o for o in new if graph[o].shape == node.shape]
+            seen.update(new)
+            pending += [graph[o] for o in new]
+    return node
+
+
+def _find_numbers(shape: tuple[int, ...]) -> int:
+    """The first of the last dimensions that together have few numbers."""
+    first, numbers = len(shape), 1
+    while first and numbers * shape[first - 1] <= MOST_BESIDE:
+        first -= 1
+        numbers *= shape[first]
+    return first
+
+
+def _is_computed(graph: Graph, node: Node) -> bool:
+    """Is one of the pieces computed, and not a part of an array as it is?"""
+    pending, seen = [node.name], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        kind = OPS[graph[name].op].kind
+        if kind is Kind.ELEMENTWISE:
+            return True
+        if kind in (Kind.INDEX, Kind.BROADCAST):
+            pending += graph[name].operands
+    return False
+
+
+def _project_crossing(graph: Graph, group: set[str], known: Collection[str], gpu: Gpu) -> float:
+    """Microseconds for arrays between the group and ops that could be in one kernel with it: they are written and
+    read, and the kernel becomes several."""
+    before = {
+        o
+        for name in group
+        for o in graph[name].operands
+        if o not in group and o not in known and _is_stitched(graph[o])
+    }
+    before = {o for o in before if o not in graph.outputs and group.issuperset(graph.users[o])}
+    behind = {
+        name
+        for name in group
+        if name not in known
+        and name not in graph.outputs
+        and any(user not in group and _is_stitched(graph[user]) for user in graph.users[name])
+    }
+    moved = sum(graph[name].array.bytes for name in before | behind)
+    launches = bool(before) + bool(behind)
+    return 2 * moved / (gpu.bandwidth_gbs * 1e3) + launches * gpu.launch_us
+
+
+def _project_gathers(graph: Graph, group: set[str], known: Collection[str], gpu: Gpu) -> float:
+    """Microseconds that kernels on elements take for gathers in front of the group: each warp looks up all numbers of
+    its rows for each formula, and each again."""
+    gathered = {
+        o
+        for name in group
+        for o in graph[name].operands
+        if o not in group and o not in known and _is_gathered(graph, o)
+    }
+    looked_up = sum(graph[name].array.size for name in gathered)
+    results = [
+        graph[name].array.size
+        for name in group
+        if name not in known
+        and (name in graph.outputs or any(user not in group for user in graph.users[name]))
+    ]
+    rows = min((size for size in results), default=1)
+    again = sum((size // rows) ** 2 for size in results)
+    return looked_up / 32 * again * LOOK_UP_CYCLES / gpu.sms / (gpu.clock_ghz * 1e3)
+
+
+def _is_gathered(graph: Graph, name: str) -> bool:
+    while OPS[graph[name].op].is_view:
+        name = graph[name].operands[0]
+    return graph[name].op == "gather"
+
+
+def _is_stitched(node: Node) -> bool:
+    return not node.is_parameter and OPS[node.op].kind in STITCHED

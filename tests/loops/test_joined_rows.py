@@ -1,0 +1,318 @@
+"""Rows whose numbers are computed apart: loops of one turn, their values, and when kernels on elements stay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astitch.graph.ir import Graph
+from astitch.loops.emit import emit_loop
+from astitch.loops.joined_rows import LEAST_THREADS, loop_over_joined_rows
+from astitch.loops.plan import LoopPlanner
+from astitch.run.emulate import compile_host
+from tests.loop_runner import H100, evaluate, launch, loops_of, plan, read
+
+RNG = np.random.default_rng(0)
+ROWS = 10 * LEAST_THREADS + 3
+"""The last warp has three rows."""
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def rotate(q: Any, stack: Callable[..., Any]) -> Any:
+    """Rotations of quaternions, by one of the ways to put nine numbers together."""
+    q = q / jnp.linalg.norm(q, axis=-1, keepdims=True)
+    w, x, y, z = (q[..., i] for i in range(4))
+    return stack(
+        [
+            *(1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+            *(2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+            *(2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+        ]
+    )
+
+
+def stack_last(numbers: Any) -> Any:
+    return jnp.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
+
+
+def join_columns(numbers: Any) -> Any:
+    return jnp.concatenate([number[..., None] for number in numbers], -1)
+
+
+def transpose_stacked(numbers: Any) -> Any:
+    return jnp.array(numbers).T
+
+
+def nest(numbers: Any) -> Any:
+    return jnp.stack([jnp.stack(numbers[i : i + 3], -1) for i in (0, 3, 6)], -2)
+
+
+SPELLINGS: dict[str, Callable[[Any], Any]] = {
+    "stack": lambda q: rotate(q, stack_last),
+    "concatenate": lambda q: rotate(q, join_columns),
+    "transposed": lambda q: rotate(q, transpose_stacked),
+    "nested": lambda q: rotate(q, nest),
+    "vmap": jax.vmap(lambda q: rotate(q, jnp.array)),
+}
+
+
+def step_lorenz(state: Any) -> Any:
+    """One of Runge and Kutta's steps."""
+
+    def change(s: Any) -> Any:
+        x, y, z = s[..., 0], s[..., 1], s[..., 2]
+        return jnp.stack([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z], -1)
+
+    a = change(state)
+    b = change(state + 0.005 * a)
+    c = change(state + 0.005 * b)
+    return state + 0.01 / 6 * (a + 2 * b + 2 * c + change(state + 0.01 * c))
+
+
+def orthonormalize(a: Any) -> Any:
+    x, y = a[..., :3], a[..., 3:]
+    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    y = y - (x * y).sum(-1, keepdims=True) * x
+    y = y / jnp.linalg.norm(y, axis=-1, keepdims=True)
+    return jnp.stack([x, y, jnp.cross(x, y)], -2)
+
+
+def distance(a: Any, wanted: Any) -> Any:
+    return jnp.sum((orthonormalize(a) - wanted) ** 2)
+
+
+def balance(state: Any, action: Any) -> Any:
+    """A pole's step, with results of three types."""
+    x, v, angle, turn = jnp.moveaxis(state, -1, 0)
+    force = jnp.where(action == 1, 10.0, -10.0)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    push = (force + 0.05 * turn * turn * sine) / 1.1
+    bend = (9.8 * sine - cosine * push) / (0.5 * (4 / 3 - 0.1 * cosine * cosine / 1.1))
+    made = [x + 0.02 * v, v + 0.02 * push, angle + 0.02 * turn, turn + 0.02 * bend]
+    done = (jnp.abs(made[0]) > 2.4) | (jnp.abs(made[2]) > 0.2)
+    return jnp.where(done[:, None], 0.0, jnp.stack(made, -1)), done, action + done
+
+
+def color(image: Any) -> Any:
+    r, g, b = jnp.split(jnp.exp(2.2 * jnp.log(jnp.abs(image) + 0.1)), 3, -1)
+    y = 0.299 * r + 0.587 * g + 0.114 * b
+    return jnp.concatenate([y, 0.564 * (b - y), 0.713 * (r - y)], -1)
+
+
+def light(direction: Any, weights: Any) -> Any:
+    """A basis of nine functions, with weights of each row."""
+    direction = direction / jnp.linalg.norm(direction, axis=-1, keepdims=True)
+    x, y, z = direction[..., 0], direction[..., 1], direction[..., 2]
+    basis = [jnp.full_like(x, 0.28), y, z, x, x * y, y * z, 3 * z * z - 1, x * z, x * x - y * y]
+    return jax.nn.sigmoid(jnp.stack(basis, -1) * weights)
+
+
+FAR = normal(ROWS, 6) + np.array([4, 0, 0, 0, 4, 0], np.float32)
+"""Vectors that are not nearly parallel."""
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    **{name: (fn, (normal(ROWS, 4),)) for name, fn in SPELLINGS.items()},
+    "lorenz": (step_lorenz, (normal(ROWS, 3),)),
+    "frames": (orthonormalize, (FAR,)),
+    "frames_gradient": (jax.grad(distance), (FAR, normal(ROWS, 3, 3))),
+    "pole": (balance, (normal(ROWS, 4), RNG.integers(0, 2, ROWS).astype(np.int32))),
+    "image": (color, (normal(16, 50, 53, 3),)),
+    "image_bf16": (color, (normal(5, 90, 95, 3).astype(jnp.bfloat16),)),
+    "basis": (light, (normal(ROWS, 3), normal(ROWS, 9))),
+    "basis_gradient": (
+        jax.grad(lambda d, w: jnp.sum(light(d, w) ** 2), (0, 1)),
+        (normal(ROWS, 3), normal(ROWS, 9)),
+    ),
+}
+
+
+def make_loops(fn: Callable[..., Any], arguments: Any) -> tuple[Graph, Graph]:
+    """The graph before and after."""
+    graph = read(fn, arguments)
+    return graph, loop_over_joined_rows(graph, LoopPlanner(H100))
+
+
+def assert_rows_compute(fn: Callable[..., Any], arguments: Any, check: bool = False) -> None:
+    """The graph with the loop computes what JAX does, the kernel what the loop does.  check: for races and bounds."""
+    _, graph = make_loops(fn, arguments)
+    (node,) = loops_of(graph)
+    values = evaluate(graph, arguments)
+    made = emit_loop(plan(graph, node), "loop_0")
+    results = launch(made, [values[o][0] for o in node.operands], check=check)
+    for state, result in zip(made.results, results, strict=True):
+        assert_close(result, values[node.name][state])
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for name, want in zip(graph.outputs, wanted, strict=True):
+        assert_close(values[name][0], np.asarray(want))
+
+
+def assert_close(got: np.ndarray, want: np.ndarray) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    near = 2e-2 if want.dtype == jnp.bfloat16 else 1e-4
+    np.testing.assert_allclose(
+        got.astype(np.float64), want.astype(np.float64), rtol=near, atol=near
+    )
+
+
+@pytest.mark.parametrize("name", ["frames", "frames_gradient", "pole", "image_bf16"])
+def test_warps_do_not_wait_for_each_other(name: str) -> None:
+    """What one has put into shared memory no other writes."""
+    fn, arguments = PROGRAMS[name]
+    assert_rows_compute(fn, arguments, check=True)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_thread_has_a_row(name: str) -> None:
+    assert_rows_compute(*PROGRAMS[name])
+
+
+def test_in_double_precision() -> None:
+    with jax.enable_x64(True):
+        assert_rows_compute(SPELLINGS["stack"], (normal(ROWS, 4).astype(np.float64),))
+
+
+@pytest.mark.parametrize("rows", [LEAST_THREADS, LEAST_THREADS + 31, LEAST_THREADS + 33])
+def test_warps_that_have_few_rows(rows: int) -> None:
+    assert_rows_compute(SPELLINGS["nested"], (normal(rows, 4),))
+
+
+def test_arrays_of_all_widths() -> None:
+    """Rows that are staged, in batches of shared memory, beside rows of whole vectors and of one number."""
+
+    def widths(*arrays: Any) -> Any:
+        total = sum(a.sum(-1) for a in arrays)
+        x, y = jnp.sin(total), jnp.cos(total)
+        row = jnp.stack([x, y, x * y, x - y, x / (2 + y)], -1)
+        return row, total, *(a * x[:, None] + y[:, None] for a in arrays)
+
+    assert_rows_compute(
+        widths, check=True, arguments=tuple(normal(ROWS, n) for n in (1, 2, 3, 4, 6, 7, 12, 16, 20))
+    )
+
+
+def test_donated_arrays_are_written_where_they_were_read() -> None:
+    """Rows of whole vectors, and rows that warps stage."""
+
+    def descend(q: Any, frame: Any, weights: Any) -> Any:
+        made = rotate(q, stack_last)
+        return q - 0.1 * (made[:, 0, :1] * q), frame + made, weights * made[:, 0, 0]
+
+    arguments = (normal(ROWS, 4), normal(ROWS, 3, 3), normal(ROWS))
+    before = read(descend, arguments)
+    donated = dataclasses.replace(before, aliases=((0, 0), (1, 1)))
+    graph = loop_over_joined_rows(donated, LoopPlanner(H100))
+    (node,) = loops_of(graph)
+    made = emit_loop(plan(graph, node), "loop_0")
+    assert len(made.in_place) == 2
+    values = evaluate(graph, arguments)
+    given = [np.array(values[node.operands[i]][0]) for i in made.operands]
+    types = made.plan.loop.types
+    results = [np.zeros(types[i].shape, types[i].dtype.numpy) for i in made.results]
+    for result, operand in made.in_place:
+        results[result] = given[operand]
+    module = compile_host(made.kernel.source, check=True)
+    kernel = made.kernel
+    arrays = [*given, *results]
+    module.launch(kernel.name, kernel.grid, kernel.block, arrays, shared_bytes=kernel.shared_bytes)
+    for state, result in zip(made.results, results, strict=True):
+        assert_close(result, values[node.name][state])
+    for name, want in zip(graph.outputs, jax.jit(descend)(*arguments), strict=True):
+        assert_close(values[name][0], np.asarray(want))
+
+
+def test_a_parameter_that_others_read_is_not_written() -> None:
+    before = read(lambda q: (step_lorenz(q), q.T @ q), (normal(ROWS, 3),))
+    graph = loop_over_joined_rows(dataclasses.replace(before, aliases=((0, 0),)), LoopPlanner(H100))
+    (node,) = loops_of(graph)
+    assert not emit_loop(plan(graph, node), "loop_0").in_place
+
+
+# ---- when kernels on elements stay -----------------------------------------------------------------------------------
+
+
+def scale(x: Any) -> Any:
+    return jnp.stack([x, 2 * x], -1)
+
+
+def join_halves(x: Any, y: Any) -> Any:
+    return jnp.concatenate([jnp.sin(x), y], -1)
+
+
+def stack_first(q: Any) -> Any:
+    return rotate(q, jnp.stack)
+
+
+LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "cheap": (scale, (normal(1_000_000),)),
+    "few rows": (SPELLINGS["stack"], (normal(LEAST_THREADS - 1, 4),)),
+    "large pieces": (join_halves, (normal(ROWS, 16), normal(ROWS, 16))),
+    "rows are last": (stack_first, (normal(ROWS, 4),)),
+    "only moved": (lambda x: jnp.stack([x[:, 1], x[:, 0], x[:, 2]], -1), (normal(ROWS, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_kernels_on_elements_stay(name: str) -> None:
+    fn, arguments = LEFT[name]
+    before, after = make_loops(fn, arguments)
+    assert after is before
+
+
+def test_gathered_numbers_are_looked_up_once() -> None:
+    """Normals of triangles: what is gathered is stored for the kernel that has a row for each."""
+
+    def normals(points: Any, corners: Any) -> Any:
+        a, b, c = (points[corners[:, i]] for i in range(3))
+        normal = jnp.cross(b - a, c - a)
+        length = jnp.linalg.norm(normal, axis=-1, keepdims=True)
+        return normal / (length + 1e-9), 0.5 * length[:, 0]
+
+    corners = RNG.integers(0, 1000, (ROWS, 3)).astype(np.int32)
+    assert_rows_compute(normals, (normal(1000, 3), corners))
+
+
+def test_what_would_be_stored_between_kernels_is_not_worth_it() -> None:
+    """A norm over all rows reads what the rows give: one kernel computes both, and stores neither."""
+
+    def fn(x: Any) -> Any:
+        a, b, c = x[:, 0], x[:, 1], x[:, 2]
+        return jnp.sum(jnp.stack([a * b, b * c, c + a], -1), 0)
+
+    before, after = make_loops(fn, (normal(1_000_000, 3),))
+    assert after is before
+
+
+def test_each_number_is_computed_once() -> None:
+    """The projection of the kernel beside that of kernels on elements, where each warp computes all numbers."""
+    fn, arguments = PROGRAMS["lorenz"]
+    _, graph = make_loops(fn, (np.tile(*arguments, (20, 1)),))
+    (node,) = loops_of(graph)
+    found = plan(graph, node)
+    assert found.us < 0.75 * found.xla_us
+    assert "row by row in one kernel" in str(found) and "as other kernels" in str(found)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_on_a_gpu(name: str) -> None:
+    import astitch
+
+    fn, arguments = PROGRAMS[name]
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    with astitch.enabled():
+        compiled = jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+    assert "loop_0" in compiled.as_text()
+    for got, want in zip(jax.tree.leaves(compiled(*arguments)), wanted, strict=True):
+        assert_close(np.asarray(got), np.asarray(want))
