@@ -511,11 +511,11 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: write_narrow_products(graph, job.gpu),
         lambda job: job.target.attention,
     ),
-    # XLA adds a product to what a loop carries, which two kernels would do apart.
     _rewrite(
         "decompose_small_dots",
-        lambda graph, job: decompose_small_dots(graph, job.gpu),
-        lambda job: job.target.region is None,
+        lambda graph, job: decompose_small_dots(
+            graph, job.gpu, in_region=job.target.region is not None
+        ),
     ),
     _rewrite("unpack_words", lambda graph, job: unpack_words(graph), lambda job: job.target.in_xla),
     _rewrite("write_out_short_reductions", lambda graph, job: write_out_short_reductions(graph)),

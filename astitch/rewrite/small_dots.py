@@ -28,7 +28,7 @@ FEW = 4
 
 READ_AGAIN_BYTES = 256 << 10
 """An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one.  A
-result of no more may read its terms element by element."""
+result of no more, or of no more than the operands, may read its terms element by element."""
 
 FEW_OVER_TRANSPOSED = 8
 """Rows or columns that are few beside a matrix that would be transposed in memory first.  Its elements are read once
@@ -37,19 +37,33 @@ for all of them, which lie side by side."""
 LEAST_TRANSPOSED_BYTES = 8 << 20
 """The least size of such a matrix.  A smaller one goes through memory in less time than kernels wait for each other."""
 
+LONG = 1024
+"""Terms of a long sum.  Of a result of few rows and few columns a library adds it up in one block, term after term."""
+
+READ_AGAIN_SHARE = 4
+"""Of the L2: what the operands of such a product may take if its kernel reads them again from there."""
+
 SUMMED = frozenset(
     {DType.F64, DType.F32, DType.F16, DType.BF16, *(d for d in DType if d.is_integer)}
 )
 """Element types of products that are written out."""
 
 
-def decompose_small_dots(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+def decompose_small_dots(
+    graph: Graph, gpu: Gpu, log: Log | None = None, *, in_region: bool = False
+) -> Graph:
     """The same function but for the order of sums, in f32 where a library may multiply in TF32.
 
     graph: simplified.  `log` hears of every product that is written out.
+    in_region: is it a body or branch of XLA's?  Matrices times vectors stay there, and what XLA adds to an argument.
     """
     heard: Log = log or (lambda rule, node: None)
-    small = {name: form for name in graph.nodes if (form := _find_small(graph, name, gpu))}
+    small = {
+        name: form
+        for name in graph.nodes
+        if (form := _find_small(graph, name, gpu))
+        and not (in_region and _is_better_in_xla(graph, name, form))
+    }
     if not small:
         return graph
 
@@ -136,6 +150,17 @@ class _Form:
         """Labels of the right operand alone."""
         return tuple(label for label in self.rhs if label not in self.lhs)
 
+    @property
+    def few(self) -> int:
+        """Rows or columns, whichever are fewer."""
+        return min(self.count(self.rows), self.count(self.columns))
+
+    @property
+    def is_gram(self) -> bool:
+        """Few rows and few columns, each the sum of many terms: such as a covariance."""
+        most = max(self.count(self.rows), self.count(self.columns))
+        return most <= FEW and self.depth >= LONG
+
 
 # ---- which are small ---------------------------------------------------------------------------------------------
 
@@ -151,8 +176,9 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
     if not _can_sum((*operands, node.array), total):
         return None
     form = _label(attrs, lhs.shape, rhs.shape)
-    few = min(form.count(form.rows), form.count(form.columns))
-    if form.depth > FEW and few > 1 and max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES:
+    few = form.few
+    again = max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES and not _reads_gram(form, operands, gpu)
+    if form.depth > FEW and few > 1 and again:
         form = replace(form, source=_find_source(graph, node, form))
         if not form.source or few > FEW_OVER_TRANSPOSED:
             return None
@@ -162,13 +188,43 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
         return None
     if any(_is_beyond_kernels(graph, operand) for operand in node.operands):
         return None
-    if form.depth <= FEW and node.array.bytes > READ_AGAIN_BYTES and _walks_apart(form):
+    large = node.array.bytes > max(READ_AGAIN_BYTES, sum(array.bytes for array in operands))
+    if form.depth <= FEW and large and _walks_apart(form):
         return None
     lanes = gpu.sms * (gpu.fp64_lanes if total is DType.F64 else gpu.fp32_lanes_per_sm)
     arithmetic_us = 2 * node.array.size * form.depth / lanes / gpu.clock_ghz / 1e3
     memory_us = sum(array.bytes for array in (*operands, node.array)) / gpu.bandwidth_gbs / 1e3
     small = arithmetic_us <= memory_us + gpu.launch_us
     return form if small else None
+
+
+def _reads_gram(form: _Form, operands: Sequence[ArrayType], gpu: Gpu) -> bool:
+    """Can a kernel read the operands of such a product again for each row or column?  Where rows or columns lie side
+    by side, neighbours in a warp read the same; else the L2 must have them."""
+    if not form.is_gram:
+        return False
+    beside = all(labels[-1] < form.rank for labels in (form.lhs, form.rhs))
+    return beside or sum(a.bytes for a in operands) <= gpu.l2_bytes // READ_AGAIN_SHARE
+
+
+def _is_better_in_xla(graph: Graph, name: str, form: _Form) -> bool:
+    """In a region: a product that XLA adds to an argument, which a loop carries, in place; or a matrix and a vector."""
+    if form.depth > FEW and not form.is_gram:
+        return True
+    while len(users := graph.users[name]) == 1 and OPS[graph[users[0]].op].kind is Kind.INDEX:
+        (name,) = users
+    for user in graph.users[name]:
+        others = (o for o in graph[user].operands if o != name)
+        if graph[user].op == "add" and any(_is_argument(graph, other) for other in others):
+            return True
+    return False
+
+
+def _is_argument(graph: Graph, name: str) -> bool:
+    node = graph[name]
+    while OPS[node.op].kind is Kind.INDEX:
+        node = graph[node.operands[0]]
+    return node.op == "parameter"
 
 
 def _is_beyond_kernels(graph: Graph, name: str) -> bool:

@@ -29,6 +29,7 @@ from tests.hlo_runner import lower, run_xla
 Function = Callable[..., Any]
 H100 = preset("h100")
 RNG = np.random.default_rng(0)
+POINTS = np.asarray(RNG.standard_normal((20_000, 3)), np.float32)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -74,6 +75,31 @@ def test_a_product_is_small_if_its_operands_are_most_of_it(
 ) -> None:
     arguments = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y))
     assert ("dot" in ops_of(times, *arguments)) is not small
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "x", "y", "written"),
+    [
+        ("ki,kj->ij", (50_000, 3), (50_000, 4), True),
+        ("bki,bkj->bij", (8, 20_000, 3), (8, 20_000, 3), True),
+        ("kbi,kbj->bij", (20_000, 8, 3), (20_000, 8, 2), True),
+        ("ik,jk->ij", (2, 40_000), (2, 40_000), True),
+        ("ki,kj->ij", (2_000_000, 3), (2_000_000, 3), True),  # rows lie side by side
+        ("ik,jk->ij", (3, 2_000_000), (3, 2_000_000), False),  # 24 MB would be read three times
+        ("ki,kj->ij", (50_000, 3), (50_000, 5), False),
+        ("bki,bkj->bij", (2_000, 50, 3), (2_000, 50, 3), False),  # no long sums
+    ],
+)
+def test_few_rows_and_columns_of_long_sums_are_written_out(
+    subscripts: str, x: tuple[int, ...], y: tuple[int, ...], written: bool
+) -> None:
+    """A library would add up each of them in one block."""
+
+    def fn(x: Any, y: Any) -> Any:
+        return jnp.tanh(jnp.einsum(subscripts, jnp.exp(x), y))
+
+    arguments = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y))
+    assert ("dot" in ops_of(fn, *arguments)) is not written
 
 
 def attend_by_groups(q: Any, keys: Any) -> Any:
@@ -131,6 +157,14 @@ def test_terms_that_no_vector_has_stay_where_the_result_is_large() -> None:
     assert "dot" not in ops_of(distances, normal(1024, 1), normal(1024, 1))
 
 
+def test_a_result_no_larger_than_its_operands_may_read_terms_that_lie_apart() -> None:
+    def squares(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x.swapaxes(-1, -2))
+
+    for rows, size in ((100_000, 2), (30_000, 3), (20_000, 4)):
+        assert "dot" not in ops_of(squares, jax.ShapeDtypeStruct((rows, size, size), jnp.float32))
+
+
 def test_what_takes_longer_to_compute_than_to_move_stays() -> None:
     """A T4 has two lanes of f64 in a multiprocessor."""
     with jax.enable_x64(True):
@@ -142,22 +176,54 @@ def test_what_takes_longer_to_compute_than_to_move_stays() -> None:
         assert any(node.op == "dot" for node in written) is not small
 
 
-def test_loop_bodies_keep_theirs() -> None:
-    """XLA adds the product to what the loop carries."""
+def spread_of(weights: jax.Array, points: jax.Array) -> jax.Array:
+    """[points, groups], [points, 3] -> [groups, 3, 3]"""
+    apart = points[:, None] - jnp.arange(1.0, weights.shape[1] + 1)[:, None]
+    return jnp.einsum("kb,kbi,kbj->bij", weights, apart, apart)
 
+
+def count_in_body(turn: Function, state: Any, xs: Any) -> int:
+    """Products that are left in the body of a scan."""
+
+    def scan(state: Any, xs: Any) -> Any:
+        return jax.lax.scan(turn, state, xs)[0]
+
+    compilation, _ = compile_for_xla(
+        graph_of(scan, state, xs), H100, directives=parse("stitch-bodies", "")
+    )
+    (body,) = compilation.bodies
+    return [node.op for node in body.compilation.graph].count("dot")
+
+
+def test_loop_bodies_keep_what_xla_adds_to_what_they_carry() -> None:
     def turn(state: Any, x: jax.Array) -> Any:
         total, h = state
         return (total + h.T @ x, jnp.tanh(h * jnp.max(total)) + x), None
 
-    def accumulate(total: jax.Array, xs: jax.Array) -> jax.Array:
-        return jax.lax.scan(turn, (total, xs[0]), xs)[0][0]
+    assert count_in_body(turn, (normal(512, 512), normal(3, 512)), normal(50, 3, 512)) == 1
 
-    arguments = normal(512, 512), normal(50, 3, 512)
-    compilation, _ = compile_for_xla(
-        graph_of(accumulate, *arguments), H100, directives=parse("stitch-bodies", "")
-    )
-    (body,) = compilation.bodies
-    assert [node.op for node in body.compilation.graph].count("dot") == 1
+
+def test_loop_bodies_keep_a_matrix_times_a_vector() -> None:
+    def turn(h: jax.Array, w: jax.Array) -> Any:
+        return jnp.tanh(h - jnp.max(h)) @ w, None
+
+    assert count_in_body(turn, normal(600), normal(4, 600, 600)) == 1
+
+
+def test_loop_bodies_write_out_few_terms_and_long_sums_of_few() -> None:
+    def deform(state: Any, x: jax.Array) -> Any:
+        f, c = state
+        c = jnp.tanh(c - jnp.max(f, (1, 2), keepdims=True)) + jnp.sum(jnp.sort(x))
+        return ((jnp.eye(2) + c) @ f, c), None
+
+    def spread(state: Any, x: jax.Array) -> Any:
+        weights, covariance = state
+        weights = jax.nn.softmax(weights + jnp.sort(x)[0] * jnp.sum(covariance), 0)
+        return (weights, spread_of(weights, POINTS) + jnp.eye(3)), None
+
+    matrices = normal(4096, 2, 2), normal(4096, 2, 2)
+    assert count_in_body(deform, matrices, normal(10, 100)) == 0
+    assert count_in_body(spread, (normal(20_000, 8), normal(8, 3, 3)), normal(10, 100)) == 0
 
 
 def test_a_product_without_a_kernel_beside_it_stays() -> None:
@@ -249,6 +315,18 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "few rows of a matrix by rows": (
         lambda x, y: jnp.tanh(jnp.einsum("km,kn->mn", x, y)),
         (normal(300, 3), normal(300, 65)),
+    ),
+    "covariances": (
+        lambda r, x: spread_of(jax.nn.softmax(r), x) / 1500 + jnp.eye(3),
+        (normal(1500, 5), normal(1500, 3)),
+    ),
+    "covariances by rows, half": (
+        lambda x: jnp.einsum("bik,bjk->bij", jnp.tanh(x), x) * 2,
+        (normal(3, 4, 1100, dtype=jnp.bfloat16),),
+    ),
+    "squares of small matrices": (
+        lambda x: jnp.tanh(x @ x.swapaxes(-1, -2) / 10),
+        (normal(30_000, 2, 2),),
     ),
     "integers": (
         lambda x, y: jax.lax.dot(x, y, preferred_element_type=np.int32) * 2,
