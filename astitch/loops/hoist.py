@@ -44,14 +44,17 @@ class Hoisted:
     moved: tuple[str, ...]
 
 
-def hoist(graph: Graph, node: Node) -> Hoisted | None:
-    """The graph with everything that is parallel over the turns of a while out of it; None where nothing is."""
+def hoist(graph: Graph, node: Node, sums_alone: bool = False) -> Hoisted | None:
+    """The graph with everything that is parallel over the turns of a while out of it; None where nothing is.
+
+    sums_alone: only sums over the turns of what stacks hold anyway: no array is new.
+    """
     condition, body = node.regions
     opened = open_barriers(body)
     loop = analyse_loop(graph, replace(node, regions=(condition, opened.graph)))
     if not isinstance(loop, Loop) or not loop.trips:
         return None
-    return _Hoister(graph, loop, _find_recomputed(opened)).hoist()
+    return _Hoister(graph, loop, _find_recomputed(opened), sums_alone).hoist()
 
 
 def _find_recomputed(opened: Opened) -> set[str]:
@@ -68,9 +71,13 @@ def _find_recomputed(opened: Opened) -> set[str]:
 
 
 class _Hoister:
-    """Moves products and sums out of one loop.  moved: what has left it.  written: stacks that it writes for that."""
+    """Moves products and sums out of one loop.  moved: what has left it.  written: stacks that it writes for that.
+    sums_alone: see hoist."""
 
-    def __init__(self, graph: Graph, loop: Loop, recomputed: Collection[str]) -> None:
+    def __init__(
+        self, graph: Graph, loop: Loop, recomputed: Collection[str], sums_alone: bool
+    ) -> None:
+        self.sums_alone = sums_alone
         self.loop, self.old, self.node = loop, loop.body, loop.node
         self.recomputed = recomputed
         self.made = LoopRewrite(graph, loop)
@@ -81,10 +88,13 @@ class _Hoister:
 
     def hoist(self) -> Hoisted | None:
         """The graph with a loop that does less; None where nothing can leave it."""
-        self.hoist_products()
-        self.widen_sums()
-        self.hoist_sums()
-        self.hoist_stacks()
+        if self.sums_alone:
+            self.hoist_sums()
+        else:
+            self.hoist_products()
+            self.widen_sums()
+            self.hoist_sums()
+            self.hoist_stacks()
         if not self.moved:
             return None
         return Hoisted(self.made.finish(), self.node.name, tuple(self.moved))
@@ -390,7 +400,7 @@ class _Hoister:
 
         writes_much: may this be more than MOST_NEW_BYTES?  Raises NotOverTurns.
         """
-        if self.values.is_timed(name):
+        if self.values.is_timed(name) and (not self.sums_alone or self.is_slice(name)):
             return self.values.over_turns(name)
         if name not in self.old.nodes or name not in self.values.carried:
             raise NotOverTurns
@@ -402,28 +412,42 @@ class _Hoister:
                 and self.made.base is not None
                 and role.place == self.made.base[0]
             ):
-                value = role.value
-                while OPS[self.old[value].op].keeps_order and value != name:
-                    value = self.old[value].operands[0]
-                if value == name:
+                if self.find_source(role.value) == self.find_source(name):
                     result = self.made.project(number)
                     return self.made.add(
                         self.made.after, f"{name}.stack", Node("", "reshape", type_, (result,))
                     )
         if name not in self.written:
+            if self.sums_alone:
+                raise NotOverTurns
             may_be_large = writes_much and self.multiplies
             if not may_be_large and type_.bytes > MOST_NEW_BYTES:
                 raise NotOverTurns
             self.written[name] = self.made.project(self.made.add_stack(name, type_))
         return self.written[name]
 
+    def find_source(self, name: str) -> str:
+        """The value whose elements a value has in the same order."""
+        while OPS[self.old[name].op].keeps_order and name not in self.loop.slices:
+            name = self.old[name].operands[0]
+        return name
+
+    def is_slice(self, name: str) -> bool:
+        """Is a value a slice of a stack, as it lies there?"""
+        return self.find_source(name) in self.loop.slices
+
 
 def hoist_loops(graph: Graph, worth: Callable[[Graph, Node], bool]) -> Graph:
-    """The graph in which every while that is worth it does less.  worth: is the new while?  Of some nothing is left."""
+    """The graph in which every while that is worth it does less.  worth: is the new while?  Of some nothing is left.
+
+    Of the others sums leave that need no new array.  A product of few rows that is added up in each turn reads and
+    writes the whole sum: the gradient of a recurrent matrix, which is one large product after the loop.
+    """
     for name in [node.name for node in graph if OPS[node.op].is_loop]:
         found = hoist(graph, graph[name]) if name in graph.nodes else None
-        if found is not None and (
-            name not in found.graph.nodes or worth(found.graph, found.graph[name])
-        ):
+        if found is not None and name in found.graph.nodes:
+            if not worth(found.graph, found.graph[name]):
+                found = hoist(graph, graph[name], sums_alone=True)
+        if found is not None:
             graph = found.graph
     return graph

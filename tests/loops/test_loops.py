@@ -23,7 +23,7 @@ from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
 from astitch.errors import KernelCompileError, UnsupportedOp
 from astitch.graph.check import check_graph
-from astitch.graph.ir import Graph, Node
+from astitch.graph.ir import DotAttrs, Graph, Node
 from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
 from astitch.kernel.kernel_ir import FIRST_TAGGED_WORD
@@ -700,6 +700,51 @@ def test_what_waits_for_no_turn_leaves_the_loop(name: str) -> None:
     flat = [np.asarray(x) for x in jax.tree.leaves(arguments)]
     for a, b in zip(run_reference(made, flat), run_reference(graph, flat), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def heads_of_cells(x: Any, weights: Any, recurrent: Any) -> Any:
+    """A recurrent net whose state is multiplied head by head."""
+    heads, width, _ = recurrent.shape
+
+    def turn(state: Any, x: Any) -> Any:
+        h = jnp.einsum("bhd,hde->bhe", state.reshape(-1, heads, width), recurrent)
+        state = jnp.tanh(x + h.reshape(state.shape))
+        return state, state
+
+    gates = x @ weights
+    return jnp.sum(lax.scan(turn, jnp.zeros_like(gates[0]), gates)[1] ** 2)
+
+
+def test_sums_leave_loops_that_are_no_kernels() -> None:
+    """The gradient of a recurrent matrix, of what the loops read and write anyway: no stack more."""
+    fn = jax.grad(heads_of_cells, (1, 2))
+    arguments = normal(6, 5, 10), normal(10, 12), normal(3, 4, 4)
+    graph = read(fn, arguments)
+    made = check_graph(hoist_loops(graph, lambda *_: False))
+    before, after = loops_of(graph)[-1], loops_of(made)[-1]
+    assert len(after.operands) <= len(before.operands)
+    assert not any(
+        isinstance(node.attrs, DotAttrs) and node.shape == (3, 4, 4) for node in after.regions[1]
+    )
+    stacks = [type_ for type_ in after.type.elements if type_.rank == 3 and type_.shape[0] == 6]
+    assert len(stacks) <= len([t for t in before.type.elements if t.rank == 3 and t.shape[0] == 6])
+    for a, b in zip(run_reference(made, arguments), run_reference(graph, arguments), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_of_what_is_computed_stays_in_a_loop_that_is_no_kernel() -> None:
+    """Outside, sin of all turns would be a new array."""
+
+    def fn(x: Any) -> Any:
+        def turn(state: Any, x: Any) -> Any:
+            total, y = state
+            return (total + jnp.sin(x).T @ x, jnp.tanh(y + x)), None
+
+        return lax.scan(turn, (jnp.zeros((4, 4)), x[0]), x)[0]
+
+    graph = read(fn, (normal(6, 5, 4),))
+    (node,) = loops_of(hoist_loops(graph, lambda *_: False))
+    assert any(isinstance(inner.attrs, DotAttrs) for inner in node.regions[1])
 
 
 def test_no_large_stack_is_written_for_a_sum() -> None:
