@@ -78,9 +78,7 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
         lines.append("  astitch_end_launch(barrier);")
     operands = sorted({state for emitter in emitters for state in emitter.text.operands})
     types = plan.loop.types
-    pairs = {
-        written: read for share in plan.shares for written, read in find_in_place(plan.loop, share)
-    }
+    pairs = dict(find_in_place(plan.loop, plan.shares))
     apart = {i: i not in pairs and i not in pairs.values() for i in (*operands, *plan.used)}
     pointers = [
         Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", apart[i]) for i in operands

@@ -236,6 +236,35 @@ def test_a_parameter_that_others_read_is_not_written() -> None:
     assert not emit_loop(plan(graph, node), "loop_0").in_place
 
 
+@pytest.mark.parametrize("written", [2, 3])
+def test_an_array_that_is_read_twice_is_not_written(written: int) -> None:
+    """A loop of one turn that a program has: what starts as one array is read as two states."""
+
+    def turn(_: Any, state: Any) -> Any:
+        row = rotate(state[0], lambda numbers: jnp.stack(numbers[:4], -1))
+        return (state[1] + row, *(state[0] * row - i for i in range(written - 1)))
+
+    q = normal(ROWS, 4)
+    graph = read(lambda q: jax.lax.fori_loop(0, 1, turn, (q,) * written), (q,))
+    (node,) = loops_of(graph)
+    made = emit_loop(plan(graph, node), "loop_0")
+    assert len(made.results) == written
+    assert not made.in_place
+
+
+def test_one_result_of_two_lies_where_an_array_lay() -> None:
+    def turn(_: Any, state: Any) -> Any:
+        row = rotate(state[0], lambda numbers: jnp.stack(numbers[:4], -1))
+        return row, row + 1, row * 2
+
+    q = normal(ROWS, 4)
+    graph = read(lambda q: jax.lax.fori_loop(0, 1, turn, (q, q, q)), (q,))
+    (node,) = loops_of(graph)
+    made = emit_loop(plan(graph, node), "loop_0")
+    assert len(made.results) == 3
+    assert len(made.in_place) == 1
+
+
 # ---- when kernels on elements stay -----------------------------------------------------------------------------------
 
 
