@@ -69,7 +69,10 @@ def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | N
             plan = planner.plan(looped, looped[name])
             if isinstance(plan, LoopPlan):
                 crossing = _project_crossing(graph, group, paths.known, planner.gpu)
-                gathers = _project_gathers(graph, group, paths.known, planner.gpu)
+                extents = (graph[name].shape[d] for name, d in rows[seed])
+                gathers = _project_gathers(
+                    graph, group, paths.known, math.prod(extents), planner.gpu
+                )
                 if plan.us + crossing < GAIN * (plan.xla_us + gathers):
                     tried |= group
                     return looped
@@ -168,7 +171,9 @@ def _project_crossing(graph: Graph, group: set[str], known: Collection[str], gpu
     return 2 * moved / (gpu.bandwidth_gbs * 1e3) + launches * gpu.launch_us
 
 
-def _project_gathers(graph: Graph, group: set[str], known: Collection[str], gpu: Gpu) -> float:
+def _project_gathers(
+    graph: Graph, group: set[str], known: Collection[str], rows: int, gpu: Gpu
+) -> float:
     """Microseconds that kernels on elements take for gathers in front of the group: each warp looks up all numbers of
     its rows for each formula, and each again."""
     gathered = {
@@ -184,7 +189,6 @@ def _project_gathers(graph: Graph, group: set[str], known: Collection[str], gpu:
         if name not in known
         and (name in graph.outputs or any(user not in group for user in graph.users[name]))
     ]
-    rows = min((size for size in results), default=1)
     again = sum((size // rows) ** 2 for size in results)
     return looked_up / 32 * again * LOOK_UP_CYCLES / gpu.sms / (gpu.clock_ghz * 1e3)
 

@@ -124,11 +124,11 @@ class RowGroup:
         return self.members
 
     def _list_around(self) -> Iterator[Node]:
+        """Neighbours of members.  A constant has none: who else reads it computes something else."""
         around: dict[str, None] = {}
-        for name in self.graph.nodes:
-            if name in self.members:
-                around.update(dict.fromkeys(self.graph.users[name]))
-                around.update(dict.fromkeys(self.graph[name].operands))
+        for name in sorted(self.members - self.paths.known, key=self.paths.bit.__getitem__):
+            around.update(dict.fromkeys(self.graph.users[name]))
+            around.update(dict.fromkeys(self.graph[name].operands))
         for name in around:
             if name not in self.members and name not in self.paths.known:
                 yield self.graph[name]
@@ -177,7 +177,7 @@ class RowGroup:
             if name not in needed and name not in self.members:
                 needed.add(name)
                 pending += self.graph[name].operands
-        return [n for n in self.graph if n.name in needed]
+        return [self.graph[name] for name in sorted(needed, key=self.paths.bit.__getitem__)]
 
     def _holds(self, new: Sequence[Node]) -> bool:
         """Are the rows still apart, and have the values around the last of these ops few numbers of each?"""

@@ -309,6 +309,31 @@ def test_gathered_numbers_are_looked_up_once() -> None:
     assert_rows_compute(normals, (normal(1000, 3), corners))
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "and a scalar"])
+def test_look_ups_are_counted_by_rows(scaled: bool) -> None:
+    """Whatever the sizes of the results: a row's three numbers, and one for all rows."""
+
+    def fn(points: Any, places: Any, rate: Any) -> Any:
+        scale = 2 * jnp.exp(rate)
+        a, b, c = jnp.moveaxis(points[places], -1, 0)
+        row = jnp.stack([jnp.sin(a * scale) * b, jnp.cos(b) * c, jnp.exp(c) * a], -1)
+        return (row.sum(0), scale) if scaled else row.sum(0)
+
+    places = RNG.integers(0, 1000, 1_000_000).astype(np.int32)
+    _, graph = make_loops(fn, (normal(1000, 3), places, np.float32(0.1)))
+    assert len(loops_of(graph)) == 1
+
+
+def test_who_shares_but_a_constant_is_no_neighbour() -> None:
+    def fn(state: Any, other: Any) -> Any:
+        return step_lorenz(state), jnp.exp(28 - other)
+
+    _, graph = make_loops(fn, (normal(ROWS, 3), normal(ROWS, 1)))
+    (node,) = loops_of(graph)
+    assert graph.parameters[0] in node.operands
+    assert graph.parameters[1] not in node.operands
+
+
 def test_what_would_be_stored_between_kernels_is_not_worth_it() -> None:
     """A norm over all rows reads what the rows give: one kernel computes both, and stores neither."""
 
