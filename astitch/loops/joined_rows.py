@@ -16,7 +16,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.part_products import part_small_products
 from astitch.loops.plan import LoopPlan, LoopPlanner
-from astitch.loops.row_groups import MOST_BESIDE, MOST_NODES, Paths, RowGroup, write_loop
+from astitch.loops.row_groups import MOST_BESIDE, MOST_NODES, Paths, RowGroup, cut_out, write_loop
 from astitch.loops.spell_out import MOST_NUMBERS
 from astitch.rewrite.batched_gathers import batch_gathers
 
@@ -65,7 +65,7 @@ def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | N
             if not group or group == last:
                 continue
             last = group
-            looped, name = write_loop(graph, group, paths.known)
+            looped, name = write_loop(cut_out(graph, group, paths.known), group, paths.known)
             plan = planner.plan(looped, looped[name])
             if isinstance(plan, LoopPlan):
                 crossing = _project_crossing(graph, group, paths.known, planner.gpu)
@@ -75,7 +75,7 @@ def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | N
                 )
                 if plan.us + crossing < GAIN * (plan.xla_us + gathers):
                     tried |= group
-                    return looped
+                    return write_loop(graph, group, paths.known)[0]
         tried |= last
     return None
 

@@ -210,14 +210,22 @@ class RowGroup:
 # ---- the loop ------------------------------------------------------------------------------------------------------
 
 
+def cut_out(graph: Graph, group: Collection[str], known: Collection[str]) -> Graph:
+    """The group as a graph, whose parameters are what it reads: a loop is planned there, however large the other is."""
+    members = {node.name: node for node in graph if node.name in group}
+    given = dict.fromkeys(o for node in members.values() for o in node.operands if o not in group)
+    nodes = {
+        name: Node(name, "parameter", graph[name].type, attrs=ParameterAttrs(i))
+        for i, name in enumerate(given)
+    }
+    outputs = tuple(node.name for node in _list_results(graph, members.values(), known))
+    return Graph(graph.name, nodes | members, tuple(given), outputs)
+
+
 def write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> tuple[Graph, str]:
     """The graph with these ops in a while that turns once, and its name.  Ops of constants are in both."""
     members = [node for node in graph if node.name in group]
-    results = [
-        node
-        for node in members
-        if is_array(node) and node.name not in known and _is_read_outside(graph, node, group)
-    ]
+    results = _list_results(graph, members, known)
     given = dict.fromkeys(o for node in members for o in node.operands if o not in group)
     taken = {*graph.nodes}
 
@@ -291,8 +299,16 @@ def _find_donated(graph: Graph, group: Collection[str]) -> dict[str, str]:
     }
 
 
-def _is_read_outside(graph: Graph, node: Node, group: Collection[str]) -> bool:
-    return node.name in graph.outputs or any(u not in group for u in graph.users[node.name])
+def _list_results(graph: Graph, members: Collection[Node], known: Collection[str]) -> list[Node]:
+    """The arrays of a group that others read."""
+    group = {node.name for node in members}
+    return [
+        node
+        for node in members
+        if is_array(node)
+        and node.name not in known
+        and (node.name in graph.outputs or any(u not in group for u in graph.users[node.name]))
+    ]
 
 
 def _number(value: int, dtype: DType) -> ConstantAttrs:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.graph.ir import Graph
+from astitch.graph.ir import Graph, Node
+from astitch.loops.analysis import LoopRefusal
 from astitch.loops.emit import emit_loop
 from astitch.loops.joined_rows import LEAST_THREADS, loop_over_joined_rows
-from astitch.loops.plan import LoopPlanner
+from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.run.emulate import compile_host
 from tests.loop_runner import H100, evaluate, launch, loops_of, plan, read
 
@@ -322,6 +323,25 @@ def test_look_ups_are_counted_by_rows(scaled: bool) -> None:
     places = RNG.integers(0, 1000, 1_000_000).astype(np.int32)
     _, graph = make_loops(fn, (normal(1000, 3), places, np.float32(0.1)))
     assert len(loops_of(graph)) == 1
+
+
+def test_a_group_is_planned_without_the_others() -> None:
+    """A plan's time does not grow with the graph: a large one has many groups that are tried."""
+    seen: list[int] = []
+
+    class Planner(LoopPlanner):
+        def plan(self, graph: Graph, node: Node) -> LoopPlan | LoopRefusal:
+            seen.append(len(graph))
+            return super().plan(graph, node)
+
+    def fn(state: Any, other: Any) -> Any:
+        for _ in range(300):
+            other = jnp.sin(other) @ other
+        return step_lorenz(state), other
+
+    graph = read(fn, (normal(ROWS, 3), normal(5, 5)))
+    assert len(loops_of(loop_over_joined_rows(graph, Planner(H100)))) == 1
+    assert len(graph) > 600 and 0 < max(seen) < 200
 
 
 def test_who_shares_but_a_constant_is_no_neighbour() -> None:
