@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
+from astitch.graph.collectives import communicates
 from astitch.graph.edit import free_name, is_pure, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -49,7 +50,8 @@ MOST_NODES = 12_000
 class Paths:
     """Which ops of a graph wait for which, as sets of bits.
 
-    known: ops of constants only, which a kernel computes for itself.  seeds: where groups may begin.
+    known: ops of constants only, which a kernel computes for itself.  seeds: where groups may begin.  talking: ops
+    that communicate.
     """
 
     def __init__(self, graph: Graph, is_seed: Callable[[Node], object]) -> None:
@@ -68,6 +70,12 @@ class Paths:
         self.known = _find_known(graph)
         self.all_known = self.join(self.known)
         self.seeds = self.join(node.name for node in graph if is_seed(node))
+        self.talking = [node.name for node in graph if communicates(node)]
+
+    def holds_back(self, before: int, behind: int) -> bool:
+        """Would communication behind a group wait for some before it, for which it need not wait?"""
+        heard = before & self.join(self.talking)
+        return any(behind & self.bit[n] and heard & ~self.before[n] for n in self.talking)
 
     def join(self, names: Iterator[str] | Collection[str]) -> int:
         found = 0
@@ -151,7 +159,7 @@ class RowGroup:
         before = self.before | paths.before[node.name]
         behind = self.behind | paths.behind[node.name]
         bits = self.bits | paths.bit[node.name]
-        if before & behind & ~bits & ~paths.all_known:
+        if before & behind & ~bits & ~paths.all_known or paths.holds_back(before, behind):
             return False
         dimensions, known = self.dimensions, self._list_known(node)
         saved = dict(dimensions.parent), set(dimensions.bound)

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.graph.ir import Graph, Node
+from astitch.graph.ir import DimensionAttrs, Graph, Node, OpaqueAttrs, SliceAttrs
 from astitch.loops.analysis import LoopRefusal
 from astitch.loops.emit import emit_loop
 from astitch.loops.joined_rows import LEAST_THREADS, loop_over_joined_rows
 from astitch.loops.plan import LoopPlan, LoopPlanner
+from astitch.loops.row_groups import Paths
 from astitch.run.emulate import compile_host
+from tests.graphs import GraphBuilder
 from tests.loop_runner import H100, evaluate, launch, loops_of, plan, read
 
 RNG = np.random.default_rng(0)
@@ -352,6 +354,38 @@ def test_who_shares_but_a_constant_is_no_neighbour() -> None:
     (node,) = loops_of(graph)
     assert graph.parameters[0] in node.operands
     assert graph.parameters[1] not in node.operands
+
+
+def test_communication_is_not_held_back() -> None:
+    """What is sent does not wait for what arrives: they are in no group together."""
+    g = GraphBuilder()
+    array = f"f32[{ROWS},4]"
+    x, y = g.parameter(array, "x"), g.parameter(array, "y")
+    pieces = [f"f32[{ROWS},{n}]" for n in (1, 3)]
+
+    def turn(value: str, name: str) -> str:
+        for number in range(3):
+            starts, limits = ((0, 1), (0, 0)), ((ROWS, 4), (ROWS, 1))
+            three, one = (
+                g.op("slice", type_, value, attrs=SliceAttrs(a, b, (1, 1)))
+                for type_, a, b in zip(pieces[::-1], starts, limits, strict=True)
+            )
+            parts = [g.op("sine", pieces[1], three), g.op("cosine", pieces[0], one)]
+            label = f"{name}.{number}"
+            value = g.op("concatenate", array, *parts, attrs=DimensionAttrs(1), name=label)
+        return value
+
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
+
+    def exchange(value: str, name: str) -> str:
+        return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
+
+    turned = turn(x, "turned")
+    arrived, sent = exchange(y, "arrived"), exchange(turned, "sent")
+    last = g.op("add", array, turn(arrived, "behind"), turned)
+    after = loop_over_joined_rows(g.build(last, sent), LoopPlanner(H100))
+    paths = Paths(after, lambda node: False)
+    assert loops_of(after) and not paths.before[sent] & paths.bit[arrived]
 
 
 def test_what_would_be_stored_between_kernels_is_not_worth_it() -> None:
