@@ -39,7 +39,14 @@ from astitch.rewrite.merged_rows import part_rows
 from astitch.rewrite.row_bodies import RegionFormer, RowRegion
 from astitch.rewrite.row_ops import RowOps, is_row_product, list_whole
 from astitch.rewrite.row_sinking import sink
-from astitch.tile.row_rates import HOPPER, choose_tiling, fit_tiling, measure_rows, project
+from astitch.tile.row_rates import (
+    HOPPER,
+    choose_tiling,
+    fit_tiling,
+    is_function,
+    measure_rows,
+    project,
+)
 from astitch.tile.row_region import LEAST_EXTENT, write_row_region
 
 MOST_PIECES = 4
@@ -48,8 +55,9 @@ MOST_PIECES = 4
 GAIN = 0.9
 """A kernel is to take less than this share of what the products take apart."""
 
-_PRODUCT_SHARE = 0.85
-"""Of the bandwidth of a copy, what XLA's products of narrow arrays reach on an H100."""
+_PRODUCT_MEMORY_US, _PRODUCT_OTHER_US = 0.784, 0.130
+"""Microseconds that XLA's products of narrow arrays take for each microsecond of a copy, and beside it for each MB,
+which faster memory does not shorten: 0.85 of a copy's bandwidth on an H100, 0.74 on an H200."""
 
 _PRODUCT_STARTS = 2.0
 """Microseconds of each beside its work."""
@@ -258,11 +266,12 @@ def _reads_arrays(node: Node) -> bool:
 def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu) -> float:
     """Microseconds of the products and sums as XLA computes them, each by a kernel with what is around it."""
     total, read = 0.0, set[str]()
+    each_mb = _PRODUCT_MEMORY_US * 1e3 / gpu.bandwidth_gbs + _PRODUCT_OTHER_US
     for name in group:
         node = graph[name]
         arrays = [graph[o].array for o in node.operands]
         if isinstance(node.attrs, GatherAttrs):
-            total += node.array.bytes / (gpu.bandwidth_gbs * _PRODUCT_SHARE) / 1e3  # written
+            total += node.array.bytes / 1e6 * each_mb  # written
         if not isinstance(node.attrs, DotAttrs):
             if not OPS[node.op].is_reduce or node.operands[0] in read:
                 continue
@@ -270,8 +279,24 @@ def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu)
             # A sum of each row is one kernel with what reads its operand again, and writes as much.
             arrays = arrays[:1] * (1 if name in sums else 2)
         bytes_ = sum(array.bytes for array in arrays) + node.array.bytes
-        total += bytes_ / (gpu.bandwidth_gbs * _PRODUCT_SHARE) / 1e3 + _PRODUCT_STARTS
-    return total
+        total += bytes_ / 1e6 * each_mb + _PRODUCT_STARTS
+    # No product takes a function in: a kernel computes it, and reads as much as it writes.
+    return total + 2 * sum(graph[n].array.bytes for n in _list_functions(graph, group)) / 1e6 * each_mb
+
+
+def _list_functions(graph: Graph, group: Iterable[str]) -> set[str]:
+    """What products read of functions, through element-wise ops: the first of each row of them."""
+    behind: dict[str, set[str]] = {}
+    found = set[str]()
+    for name in group:
+        node = graph[name]
+        before = {n for o in node.operands for n in behind.get(o, ())}
+        if isinstance(node.attrs, DotAttrs):
+            found |= before
+        elif OPS[node.op].kind in _LATE:
+            is_first = is_function(node) and node.array.rank > 1 and not before
+            behind[name] = {name} if is_first else before
+    return found
 
 
 # ---- writing it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, GatherAttrs, Graph, IotaAttrs, Node, RowRegionAttrs
@@ -121,6 +121,12 @@ def measure_rows(body: Graph, attrs: RowRegionAttrs) -> RowWork:
         width=max((widen(n) for dot in dots for n in dot.shape[-1:]), default=0),
         factor=body[dots[0].operands[0]].dtype if dots else DType.F32,
     )
+
+
+def is_function(node: Node) -> bool:
+    """Does it take time beside the memory, as an exponential does?"""
+    op = TILE_OPS.get(node.op)
+    return op is not None and isfinite(op.rate)
 
 
 def _count_columns(node: Node) -> int:

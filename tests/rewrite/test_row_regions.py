@@ -31,6 +31,7 @@ RNG = np.random.default_rng(0)
 ROWS = 4096
 Layers = list[tuple[Any, Any]]
 IS_LARGER = row_regions._is_larger
+GAIN = row_regions.GAIN
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +165,45 @@ def test_sums_take_no_more_memory_than_the_ops_apart(monkeypatch: pytest.MonkeyP
         _, changed = rewrite(step, layers(*widths), normal(ROWS, widths[0]))
         parts = [r.attrs.parts for r in regions(changed) if r.attrs.sums]
         assert max(parts, default=0) == most
+
+
+def trained(ps: Layers, x: Any, y: Any) -> Any:
+    return jax.grad(lambda ps: jnp.mean((network(x, ps, jax.nn.relu) - y) ** 2))(ps)
+
+
+def of_functions(ps: Layers, x: Any) -> Any:
+    return network(x, ps, jax.nn.silu)
+
+
+def without_functions(ps: Layers, x: Any) -> Any:
+    return network(x, ps, jax.nn.relu)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+@pytest.mark.parametrize(
+    ("fn", "widths", "rows", "taken"),
+    [
+        (trained, (64,) * 5, 1 << 17, True),
+        (trained, (32,) * 5, 1 << 18, True),
+        (of_functions, (128, 64, 64), 200_000, True),
+        (of_functions, (64,) * 4, 1 << 18, True),
+        (without_functions, (128, 128, 128), 1 << 18, False),
+    ],
+)
+def test_what_gains_time_is_taken_with_faster_memory_too(
+    fn: Callable[..., Any],
+    widths: tuple[int, ...],
+    rows: int,
+    taken: bool,
+    gpu: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Products of XLA's do not gain all of it, and each function between them is a kernel more."""
+    monkeypatch.setattr(row_regions, "GAIN", GAIN)
+    ends = [jax.ShapeDtypeStruct((rows, n), np.float32) for n in (widths[0], widths[-1])]
+    arguments = layers(*widths), *(ends if fn is trained else ends[:1])
+    graph = simplify(check_graph(import_hlo(lower(fn, *arguments))))
+    assert bool(regions(form_row_regions(graph, preset(gpu)))) is taken
 
 
 def of_images(ps: Layers, x: Any) -> Any:
