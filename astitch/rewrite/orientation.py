@@ -171,7 +171,8 @@ def _blocks_of_operand(graph: Graph, dot: Node, side: int) -> Turn | None:
     if [*contracting, *free] == [*range(count, array.rank)]:
         first = len(contracting)
         # Tensor cores take 32-bit operands along the contracted dimension only; libraries turn others on the way.
-        turns_well = True
+        # Products in full precision use none: there an operand along it is the slower one.
+        turns_well = array.dtype.bytes == 2 or "HIGHEST" not in attrs.precision
     elif [*free, *contracting] == [*range(count, array.rank)]:
         first = len(free)
         turns_well = array.dtype.bytes == 2

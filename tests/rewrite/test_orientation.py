@@ -175,6 +175,20 @@ def test_what_a_product_of_a_softmax_reads_is_written_along_the_rows() -> None:
 # ---- nothing changes
 
 
+@pytest.mark.parametrize(("small", "large"), [(256, 512), (384, 1024), (640, 1280)])
+@pytest.mark.parametrize(("precision", "turned"), [("default", True), ("highest", False)])
+def test_only_tensor_cores_have_operands_turned(
+    small: int, large: int, precision: str, turned: bool
+) -> None:
+    """Weights of an image that is resized: their sum runs along what the product contracts."""
+
+    def fn(x: jax.Array) -> jax.Array:
+        return jax.image.resize(jnp.tanh(x), (large, large), "linear", precision=precision)
+
+    (x,) = specs((small, small), dtype=jnp.float32)
+    assert ("turn_operand" in heard(graph_of(fn, x))) is turned
+
+
 def test_the_results_stay_the_same() -> None:
     rng = np.random.default_rng(0)
     shapes = [(96, 160), (352, 160), (352, 160), (160, 352)]
