@@ -48,7 +48,7 @@ for a batch."""
 LEAST_PEAK = 1 << 20
 """A peak below it is not looked at."""
 
-SHARE, MARGIN = 1.02, 1.05
+SHARE, MARGIN = 1.02, 1.02
 """How much more memory a program may take, arguments and all, than XLA alone is estimated to need; and than all pieces
 apart would.  XLA takes 1 to 35 % more than its estimate: it joins fusions, too, and its scheduler looks at more."""
 

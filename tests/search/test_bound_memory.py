@@ -230,6 +230,24 @@ def test_matrices_are_finished_one_after_the_other() -> None:
     assert again == bounded
 
 
+@pytest.mark.parametrize(
+    ("small", "large"), [((512, 1024), (4096, 2048)), ((640, 768), (3072, 2048))]
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_large_matrix_lends_the_others_no_memory(
+    small: tuple[int, int], large: tuple[int, int], dtype: Any
+) -> None:
+    """Its step alone has the peak, below which the kernels of all the others might join."""
+    weights = [jax.ShapeDtypeStruct(shape, dtype) for shape in [small] * 12 + [large]]
+    graph, whole = find_whole(normalise_and_multiply, weights)
+    given_bytes = sum(graph[name].array.bytes for name in graph.parameters)
+    search = bounding._Search(whole, preset("h100"), list_steps(whole))
+    apart = search.order(search.take_apart())[1].peak
+    bounded = bound_memory(whole, preset("h100"), graph)
+    assert given_bytes + peak_of(bounded) <= 1.02 * (given_bytes + apart)
+    assert len(bounded.scopes) < 4 * len(whole.scopes)
+
+
 @pytest.mark.parametrize("fn", [normalise_and_multiply, unequal])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_results_are_the_same(
