@@ -281,7 +281,9 @@ def _project_apart(graph: Graph, group: Iterable[str], sums: set[str], gpu: Gpu)
         bytes_ = sum(array.bytes for array in arrays) + node.array.bytes
         total += bytes_ / 1e6 * each_mb + _PRODUCT_STARTS
     # No product takes a function in: a kernel computes it, and reads as much as it writes.
-    return total + 2 * sum(graph[n].array.bytes for n in _list_functions(graph, group)) / 1e6 * each_mb
+    return (
+        total + 2 * sum(graph[n].array.bytes for n in _list_functions(graph, group)) / 1e6 * each_mb
+    )
 
 
 def _list_functions(graph: Graph, group: Iterable[str]) -> set[str]:
