@@ -48,9 +48,12 @@ for a batch."""
 LEAST_PEAK = 1 << 20
 """A peak below it is not looked at."""
 
-SHARE, MARGIN = 1.02, 1.02
+SHARE, MARGIN = 1.02, 1.05
 """How much more memory a program may take, arguments and all, than XLA alone is estimated to need; and than all pieces
 apart would.  XLA takes 1 to 35 % more than its estimate: it joins fusions, too, and its scheduler looks at more."""
+
+MOST_MARGIN_BYTES = 16 << 20
+"""Above all pieces apart at most so many: a large program saves no more time by a few launches than a small one."""
 
 MOST_VISITS = 80_000
 """Steps that are put in order, all trials together.  It takes two seconds."""
@@ -74,7 +77,7 @@ def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph, most_bytes: float = mat
     search = _Search(scopes, gpu, steps)
     groups = search.take_apart()
     apart = search.order(groups)[1].peak
-    usual = max(limit, MARGIN * (given + apart) - given)
+    usual = max(limit, apart + min((MARGIN - 1) * (given + apart), MOST_MARGIN_BYTES))
     limit = max(limit, apart) if usual > most_bytes else usual
     return scopes if whole <= limit else search.divide(groups, limit)
 

@@ -235,16 +235,17 @@ def test_matrices_are_finished_one_after_the_other() -> None:
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_large_matrix_lends_the_others_no_memory(
-    small: tuple[int, int], large: tuple[int, int], dtype: Any
+    small: tuple[int, int], large: tuple[int, int], dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step alone has the peak, below which the kernels of all the others might join."""
+    monkeypatch.setattr(bounding, "MOST_MARGIN_BYTES", 1 << 20)
+    monkeypatch.setattr(bounding, "SHARE", 1.0)
     weights = [jax.ShapeDtypeStruct(shape, dtype) for shape in [small] * 12 + [large]]
     graph, whole = find_whole(normalise_and_multiply, weights)
-    given_bytes = sum(graph[name].array.bytes for name in graph.parameters)
     search = bounding._Search(whole, preset("h100"), list_steps(whole))
     apart = search.order(search.take_apart())[1].peak
     bounded = bound_memory(whole, preset("h100"), graph)
-    assert given_bytes + peak_of(bounded) <= 1.02 * (given_bytes + apart)
+    assert peak_of(bounded) <= apart + (1 << 20)
     assert len(bounded.scopes) < 4 * len(whole.scopes)
 
 
