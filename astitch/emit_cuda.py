@@ -304,7 +304,7 @@ class _Printer:
         for number, parameter in enumerate(region.parameters):
             names[parameter] = f"a.f{number}" if number < count else f"b.f{number - count}"
         for node in region:
-            if node.op == "parameter":
+            if node.is_parameter:
                 continue
             if isinstance(node.attrs, ConstantAttrs):
                 names[node.name] = render_number(node.attrs.value)

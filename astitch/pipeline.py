@@ -119,7 +119,7 @@ class Target:
     narrow_product.py, row_region.py)?
     Only where XLA launches them.
     loops: plans the loops that can be one kernel; None: there are none.
-    matrices: plans what is computed of many small matrices as such loops; None: nothing is.
+    row_groups: plans what is computed of rows of few numbers, as small matrices, as such loops; None: nothing is.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  directives: what the owner of the program decides.
     after: by the name of a pass, a callback that gets what the pass hands on.
@@ -131,7 +131,7 @@ class Target:
     simplified: bool = False
     attention: bool = False
     loops: LoopPlanner | None = None
-    matrices: LoopPlanner | None = None
+    row_groups: LoopPlanner | None = None
     render: Render | None = None
     on_kernel: OnKernel = lambda plan, compiled: None
     directives: Directives = field(default_factory=read_directives)
@@ -213,14 +213,14 @@ def _hoist(graph: Graph, job: Job) -> Graph:
 
 
 def _loop_over_matrices(graph: Graph, job: Job) -> Graph:
-    assert job.target.matrices
-    looped = loop_over_matrices(graph, job.target.matrices, job.notes)
+    assert job.target.row_groups
+    looped = loop_over_matrices(graph, job.target.row_groups, job.notes)
     return graph if looped is graph else simplify(check_graph(looped))
 
 
 def _loop_over_joined_rows(graph: Graph, job: Job) -> Graph:
-    assert job.target.matrices
-    looped = loop_over_joined_rows(graph, job.target.matrices)
+    assert job.target.row_groups
+    looped = loop_over_joined_rows(graph, job.target.row_groups)
     return graph if looped is graph else simplify(check_graph(looped))
 
 
@@ -467,12 +467,12 @@ PASSES: tuple[Pass, ...] = (
     _rewrite(
         "loop_over_matrices",
         _loop_over_matrices,
-        lambda job: job.target.matrices is not None,
+        lambda job: job.target.row_groups is not None,
     ),
     _rewrite(
         "loop_over_joined_rows",
         _loop_over_joined_rows,
-        lambda job: job.target.matrices is not None,
+        lambda job: job.target.row_groups is not None,
     ),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("update_stacks", _update_stacks, lambda job: job.target.in_xla),

@@ -23,7 +23,7 @@ from astitch.graph.ir import (
     Node,
 )
 from astitch.graph.matmul import canonical_dot, choose_product_types
-from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind, is_addition
 from astitch.graph.reference import eval_node
 from astitch.graph.storage import storage_name, stored_value
 from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep, Step, View
@@ -178,7 +178,7 @@ class _Reader:
     def find_added(self, value: str) -> tuple[str, str] | None:
         """The sum of a value and another, where nothing else reads the value; and the other."""
         users = self.find_users(value)
-        if len(users) != 1 or self.graph[users[0]].op != "add":
+        if len(users) != 1 or not is_addition(self.graph[users[0]]):
             return None
         others = [o for o in self.graph[users[0]].operands if o not in self.carried]
         return (users[0], others[0]) if len(others) == 1 else None

@@ -205,7 +205,7 @@ def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | L
             roles.append(Invariant())
         elif (stack := _find_stack(body, name, output, integers, trips)) is not None:
             roles.append(stack)
-        elif body[output].op == "dynamic-update-slice" and not carries:
+        elif is_slice_update(body[output]) and not carries:
             return LoopRefusal(
                 node.name, f"what %{output} writes is not one slice of a stack a turn"
             )
@@ -469,11 +469,16 @@ def find_place(
     return found
 
 
+def is_slice_update(node: Node) -> bool:
+    """Is it a dynamic-update-slice?"""
+    return OPS[node.op].writes_into and OPS[node.op].chooses
+
+
 def _find_stack(
     body: Graph, parameter: str, output: str, integers: Mapping[str, Affine], trips: int
 ) -> Stack | None:
     update = body[output]
-    if update.op != "dynamic-update-slice" or update.operands[0] != parameter:
+    if not is_slice_update(update) or update.operands[0] != parameter:
         return None
     if body.users[parameter] != (output,) or body.users[output] or body.outputs.count(output) > 1:
         return None

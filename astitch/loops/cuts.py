@@ -51,6 +51,7 @@ BATCH_BYTES = 160
 """Shared memory for a row of what is copied at the same time, if it is more than one state."""
 
 BANK_BYTES = 4
+"""Of a bank of shared memory.  Narrower numbers would be copied in pieces of less than a line."""
 
 WARP = 32
 
@@ -223,8 +224,8 @@ def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StagedRow:
-    """A state whose rows warps move through shared memory.  numbers: of a row.  offset: in shared memory, in bytes of a
-    row.  batch: rows of one batch are there at the same time."""
+    """A state whose rows warps move through shared memory.  numbers: of a row.  bytes: of a number.  offset: in shared
+    memory, in bytes of a row.  batch: rows of one batch are there at the same time."""
 
     numbers: int
     bytes: int

@@ -22,7 +22,7 @@ from astitch.graph.ir import (
     ParameterAttrs,
     SliceAttrs,
 )
-from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.ops import OPS, is_addition, monoid_of
 from astitch.loops.analysis import Carried, Loop, LoopState, Stack, analyse_loop
 from astitch.loops.over_turns import NotOverTurns, OverTurns
 from astitch.loops.rewrite import LoopRewrite
@@ -244,7 +244,7 @@ class _Hoister:
             expected = 1 if node.name == value else 0
             if self.old.outputs.count(node.name) != expected:
                 return []
-            if OPS[node.op].addend_sign > 0 and (node.dtype.bytes >= 4 or not node.dtype.is_float):
+            if is_addition(node) and (node.dtype.bytes >= 4 or not node.dtype.is_float):
                 if len(self.old.users[node.name]) != 1 - expected:
                     return []
                 pending += node.operands
@@ -280,7 +280,7 @@ class _Hoister:
             name = state.parameter
             total = self.old[role.value]
             alone = self.old.users[name] == (total.name,) and not self.old.users[total.name]
-            if total.op != "add" or not alone or total.operands.count(name) != 1:
+            if not is_addition(total) or not alone or total.operands.count(name) != 1:
                 continue
             if self.old.outputs.count(total.name) != 1 or not total.dtype.is_float:
                 continue

@@ -16,7 +16,16 @@ from astitch.graph.ops import OPS, Kind
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.part_products import part_small_products
 from astitch.loops.plan import LoopPlan, LoopPlanner
-from astitch.loops.row_groups import MOST_BESIDE, MOST_NODES, Paths, RowGroup, cut_out, write_loop
+from astitch.loops.row_groups import (
+    MOST_BESIDE,
+    MOST_NODES,
+    Paths,
+    RowGroup,
+    cut_out,
+    list_given,
+    list_results,
+    write_loop,
+)
 from astitch.loops.spell_out import MOST_NUMBERS
 from astitch.rewrite.batched_gathers import batch_gathers
 
@@ -65,19 +74,25 @@ def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | N
             if not group or group == last:
                 continue
             last = group
-            looped, name = write_loop(cut_out(graph, group, paths.known), group, paths.known)
-            plan = planner.plan(looped, looped[name])
-            if isinstance(plan, LoopPlan):
-                crossing = _project_crossing(graph, group, paths.known, planner.gpu)
-                extents = (graph[name].shape[d] for name, d in rows[seed])
-                gathers = _project_gathers(
-                    graph, group, paths.known, math.prod(extents), planner.gpu
-                )
-                if plan.us + crossing < GAIN * (plan.xla_us + gathers):
-                    tried |= group
-                    return write_loop(graph, group, paths.known)[0]
+            extent = math.prod(graph[name].shape[d] for name, d in rows[seed])
+            if _is_faster(graph, group, paths.known, extent, planner):
+                tried |= group
+                return write_loop(graph, group, paths.known)[0]
         tried |= last
     return None
+
+
+def _is_faster(
+    graph: Graph, group: set[str], known: Collection[str], rows: int, planner: LoopPlanner
+) -> bool:
+    """Has a group a kernel that takes less time than kernels on elements?"""
+    looped, name = write_loop(cut_out(graph, group, known), group, known)
+    plan = planner.plan(looped, looped[name])
+    if not isinstance(plan, LoopPlan):
+        return False
+    crossing = _project_crossing(graph, group, known, planner.gpu)
+    gathers = _project_gathers(graph, group, known, rows, planner.gpu)
+    return plan.us + crossing < GAIN * (plan.xla_us + gathers)
 
 
 def _find_rows(graph: Graph, node: Node) -> tuple[Dimension, ...]:
@@ -86,7 +101,7 @@ def _find_rows(graph: Graph, node: Node) -> tuple[Dimension, ...]:
         return ()
     source = node
     if isinstance(node.attrs, TransposeAttrs):
-        source = _find_joined(graph, graph[node.operands[0]])
+        source = _find_concatenation(graph, graph[node.operands[0]])
     match source.attrs:
         case DimensionAttrs(dimension) if source.op == "concatenate":
             joined = [dimension]
@@ -109,7 +124,7 @@ def _find_rows(graph: Graph, node: Node) -> tuple[Dimension, ...]:
     return tuple((node.name, d) for d in range(first) if node.shape[d] > 1)
 
 
-def _find_joined(graph: Graph, node: Node) -> Node:
+def _find_concatenation(graph: Graph, node: Node) -> Node:
     """The concatenation from which element-wise ops compute a value; the value's op if there is none."""
     pending, seen = [node], {node.name}
     while pending:
@@ -152,19 +167,13 @@ def _is_computed(graph: Graph, node: Node) -> bool:
 def _project_crossing(graph: Graph, group: set[str], known: Collection[str], gpu: Gpu) -> float:
     """Microseconds for arrays between the group and ops that could be in one kernel with it: they are written and
     read, and the kernel becomes several."""
-    before = {
-        o
-        for name in group
-        for o in graph[name].operands
-        if o not in group and o not in known and _is_stitched(graph[o])
-    }
-    before = {o for o in before if o not in graph.outputs and group.issuperset(graph.users[o])}
+    given = (o for o in list_given(graph, group) if o not in known and _is_stitched(graph[o]))
+    before = {o for o in given if o not in graph.outputs and group.issuperset(graph.users[o])}
     behind = {
-        name
-        for name in group
-        if name not in known
-        and name not in graph.outputs
-        and any(user not in group and _is_stitched(graph[user]) for user in graph.users[name])
+        node.name
+        for node in list_results(graph, group, known)
+        if node.name not in graph.outputs
+        and any(user not in group and _is_stitched(graph[user]) for user in graph.users[node.name])
     }
     moved = sum(graph[name].array.bytes for name in before | behind)
     launches = bool(before) + bool(behind)
@@ -176,20 +185,9 @@ def _project_gathers(
 ) -> float:
     """Microseconds that kernels on elements take for gathers in front of the group: each warp looks up all numbers of
     its rows for each formula, and each again."""
-    gathered = {
-        o
-        for name in group
-        for o in graph[name].operands
-        if o not in group and o not in known and _is_gathered(graph, o)
-    }
+    gathered = (o for o in list_given(graph, group) if o not in known and _is_gathered(graph, o))
     looked_up = sum(graph[name].array.size for name in gathered)
-    results = [
-        graph[name].array.size
-        for name in group
-        if name not in known
-        and (name in graph.outputs or any(user not in group for user in graph.users[name]))
-    ]
-    again = sum((size // rows) ** 2 for size in results)
+    again = sum((node.array.size // rows) ** 2 for node in list_results(graph, group, known))
     return looked_up / 32 * again * LOOK_UP_CYCLES / gpu.sms / (gpu.clock_ghz * 1e3)
 
 

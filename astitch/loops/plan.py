@@ -63,7 +63,7 @@ START = "the start of a loop"
 @dataclass(frozen=True)
 class LoopPlan:
     """A loop as one kernel, whose shares run side by side.  used: the parts of the final state that are its results.
-    us: the projection; xla_us: of XLA's loop.
+    us: the projection; xla_us: of XLA's loop, or of other kernels for a loop that turns once.
     """
 
     loop: Loop

@@ -34,8 +34,8 @@ from astitch.loops.row_dimensions import NotSpelled, RowDimensions
 from astitch.loops.spell_out import MOST_NUMBERS
 
 MOST_BESIDE = 32
-"""Numbers of a row that an op around a factorization may read or make, if no matrix has more.  Kernels of other forms
-read wide rows better."""
+"""Numbers of a row that an op of a group may read or make, if nothing is said of it.  Kernels of other forms read wide
+rows better."""
 
 MOST_MEMBERS = 400
 """Ops of a group: a compiler takes seconds for more."""
@@ -50,8 +50,8 @@ MOST_NODES = 12_000
 class Paths:
     """Which ops of a graph wait for which, as sets of bits.
 
-    known: ops of constants only, which a kernel computes for itself.  seeds: where groups may begin.  talking: ops
-    that communicate.
+    known: ops of constants only, which a kernel computes for itself.  all_known, seeds: sets of bits, the second of ops
+    where groups may begin.  talking: ops that communicate.
     """
 
     def __init__(self, graph: Graph, is_seed: Callable[[Node], object]) -> None:
@@ -218,23 +218,40 @@ class RowGroup:
 # ---- the loop ------------------------------------------------------------------------------------------------------
 
 
+def list_given(graph: Graph, group: Collection[str]) -> tuple[str, ...]:
+    """What a group reads of others."""
+    members = (node for node in graph if node.name in group)
+    return tuple(dict.fromkeys(o for node in members for o in node.operands if o not in group))
+
+
+def list_results(graph: Graph, group: Collection[str], known: Collection[str]) -> list[Node]:
+    """The arrays of a group that others read."""
+    return [
+        node
+        for node in graph
+        if node.name in group
+        and is_array(node)
+        and node.name not in known
+        and (node.name in graph.outputs or any(u not in group for u in graph.users[node.name]))
+    ]
+
+
 def cut_out(graph: Graph, group: Collection[str], known: Collection[str]) -> Graph:
     """The group as a graph, whose parameters are what it reads: a loop is planned there, however large the other is."""
     members = {node.name: node for node in graph if node.name in group}
-    given = dict.fromkeys(o for node in members.values() for o in node.operands if o not in group)
+    given = list_given(graph, group)
     nodes = {
         name: Node(name, "parameter", graph[name].type, attrs=ParameterAttrs(i))
         for i, name in enumerate(given)
     }
-    outputs = tuple(node.name for node in _list_results(graph, members.values(), known))
-    return Graph(graph.name, nodes | members, tuple(given), outputs)
+    outputs = tuple(node.name for node in list_results(graph, group, known))
+    return Graph(graph.name, nodes | members, given, outputs)
 
 
 def write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> tuple[Graph, str]:
     """The graph with these ops in a while that turns once, and its name.  Ops of constants are in both."""
     members = [node for node in graph if node.name in group]
-    results = _list_results(graph, members, known)
-    given = dict.fromkeys(o for node in members for o in node.operands if o not in group)
+    results, given = list_results(graph, group, known), list_given(graph, group)
     taken = {*graph.nodes}
 
     def name(hint: str) -> str:
@@ -268,8 +285,8 @@ def write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> 
     starts = [add("zero", "constant", counter, attrs=_number(0, counter.dtype)), *given]
     donated = _find_donated(graph, group)
     for node in results:
-        if (into := donated.get(node.name)) in given and into is not None:
-            starts.append(into)
+        if donated.get(node.name) in given:
+            starts.append(donated[node.name])
             continue
         scalar = ArrayType(node.dtype, ())
         zero = add("zero", "constant", scalar, attrs=_number(0, node.dtype))
@@ -305,18 +322,6 @@ def _find_donated(graph: Graph, group: Collection[str]) -> dict[str, str]:
         for result, parameter in pairs.items()
         if parameter not in graph.outputs and all(u in group for u in graph.users[parameter])
     }
-
-
-def _list_results(graph: Graph, members: Collection[Node], known: Collection[str]) -> list[Node]:
-    """The arrays of a group that others read."""
-    group = {node.name for node in members}
-    return [
-        node
-        for node in members
-        if is_array(node)
-        and node.name not in known
-        and (node.name in graph.outputs or any(u not in group for u in graph.users[node.name]))
-    ]
 
 
 def _number(value: int, dtype: DType) -> ConstantAttrs:

@@ -25,7 +25,7 @@ from astitch.graph.ir import (
     Node,
     TupleType,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, is_addition
 from astitch.loops.analysis import (
     MOST_LISTED_TURNS,
     Affine,
@@ -36,6 +36,7 @@ from astitch.loops.analysis import (
     find_place,
     find_starts,
     find_used,
+    is_slice_update,
 )
 from astitch.loops.rewrite import order_region
 
@@ -178,11 +179,11 @@ class _Straightener:
         for number, state in enumerate(self.states):
             total = self.body[state.output]
             start = self.starts.get(number)
-            if total.op != "add" or start is None or _is_minus_zero(start):
+            if not is_addition(total) or start is None or _is_minus_zero(start):
                 continue
             for other, padded in (total.operands, total.operands[::-1]):
                 update = self.body[padded]
-                if other != state.parameter or update.op != "dynamic-update-slice":
+                if other != state.parameter or not is_slice_update(update):
                     continue
                 into, value, *indices = update.operands
                 if not self.is_zero(into):
@@ -215,7 +216,7 @@ class _Straightener:
         for number, state in enumerate(list(self.states)):
             update = body[state.output]
             users = [body[user] for user in body.users[state.parameter] if user != update.name]
-            if update.op != "dynamic-update-slice" or update.operands[0] != state.parameter:
+            if not is_slice_update(update) or update.operands[0] != state.parameter:
                 continue
             if not users or any(not isinstance(user.attrs, DynamicSliceAttrs) for user in users):
                 continue

@@ -31,7 +31,15 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS
-from astitch.loops.analysis import Affine, Place, count_turns, find_integers, find_place, find_used
+from astitch.loops.analysis import (
+    Affine,
+    Place,
+    count_turns,
+    find_integers,
+    find_place,
+    find_used,
+    is_slice_update,
+)
 from astitch.loops.merge import find_ancestors
 from astitch.rewrite.ranges import Range
 from astitch.rewrite.simplify import simplify
@@ -244,8 +252,8 @@ def _find_chain(
 
 
 def _is_update(node: Node) -> bool:
-    """Is it a dynamic-update-slice?"""
-    return _writes_first(node) and not node.regions
+    """Is it a dynamic-update-slice whose stack it reads for nothing else?"""
+    return is_slice_update(node) and _writes_first(node)
 
 
 def _is_scatter(node: Node) -> bool:

@@ -39,7 +39,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.graph.matmul import canonical_dot
-from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.ops import OPS, is_addition, monoid_of
 from astitch.rewrite.draft import Draft, Log, is_zero, read_splat
 from astitch.rewrite.simplify import rewrite_graph, start_draft
 
@@ -320,7 +320,7 @@ def scatter_into_addends(graph: Graph, log: Log | None = None) -> Graph:
         return found if value is not None and not value.any() else []
 
     def move(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if node.op != "add" or node.dtype not in SUMMED:
+        if not is_addition(node) or node.dtype not in SUMMED:
             return None
         for side in (0, 1):
             scatters = find_scatters(draft, node.operands[side])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, Node, TransposeAttrs
 from astitch.graph.matmul import label_product
-from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind, is_addition
 from astitch.graph.stitchable import is_computed
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
@@ -215,7 +215,7 @@ def _is_better_in_xla(graph: Graph, name: str, form: _Form) -> bool:
         (name,) = users
     for user in graph.users[name]:
         others = (o for o in graph[user].operands if o != name)
-        if graph[user].op == "add" and any(_is_argument(graph, other) for other in others):
+        if is_addition(graph[user]) and any(_is_argument(graph, other) for other in others):
             return True
     return False
 
@@ -224,7 +224,7 @@ def _is_argument(graph: Graph, name: str) -> bool:
     node = graph[name]
     while OPS[node.op].kind is Kind.INDEX:
         node = graph[node.operands[0]]
-    return node.op == "parameter"
+    return node.is_parameter
 
 
 def _is_beyond_kernels(graph: Graph, name: str) -> bool:

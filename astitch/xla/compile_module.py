@@ -127,7 +127,7 @@ def compile_for_xla(
             compilation,
             tune=tune,
             attention=attention,
-            matrices=job.planner,
+            row_groups=job.planner,
             faults=faults,
             directives=told,
         )
@@ -217,7 +217,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
         simplified=job.simplified,
         attention=job.attention,
         loops=job.planner,
-        matrices=job.planner,
+        row_groups=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
         directives=job.directives,

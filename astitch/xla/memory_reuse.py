@@ -144,7 +144,7 @@ def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> Array
     """The type of a large array that some other step computes and only the scope reads; None if it is not one."""
     base = graph[buffer.partition("#")[0]]
     type_ = storage_type(graph, buffer)
-    if base.op in ("parameter", "constant") or type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
+    if base.is_parameter or base.is_constant or type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
         return None
     inside = set(scope.members)
     pending = [base.name]

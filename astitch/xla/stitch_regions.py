@@ -16,7 +16,7 @@ from astitch.graph.collectives import communicates
 from astitch.graph.dimensions import array_of
 from astitch.graph.edit import keep_live_nodes
 from astitch.graph.ir import ArrayType, ConditionalAttrs, Graph, Node
-from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind, is_addition
 from astitch.graph.ops.windows import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import read_part
@@ -44,12 +44,12 @@ def stitch_bodies(
     *,
     tune: bool = False,
     attention: bool = False,
-    matrices: LoopPlanner | None = None,
+    row_groups: LoopPlanner | None = None,
     faults: FaultLog | None = None,
     directives: Directives = NOTHING,
 ) -> Compilation:
     """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
-    attention, matrices, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
+    attention, row_groups, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
     faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
@@ -58,7 +58,7 @@ def stitch_bodies(
             continue
         graph = read_part(step.hlo)
         for node in graph:
-            if OPS[node.op].is_loop and matrices and matrices.is_kernel(graph, node):
+            if OPS[node.op].is_loop and row_groups and row_groups.is_kernel(graph, node):
                 continue  # nobody runs its body
             for region, times in list_regions(graph, node):
                 if region in bodies:
@@ -74,7 +74,7 @@ def stitch_bodies(
                         region=rules,
                         updates=find_state_updates,
                         attention=attention,
-                        matrices=matrices,
+                        row_groups=row_groups,
                         directives=directives,
                     )
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
@@ -90,7 +90,7 @@ def stitch_bodies(
                     name,
                     tune=tune,
                     attention=attention,
-                    matrices=matrices,
+                    row_groups=row_groups,
                     faults=faults,
                     directives=directives,
                 )
@@ -106,7 +106,7 @@ def find_accumulations(graph: Graph) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for node in graph:
-        if node.op != "add" or node.name not in graph.outputs:
+        if not is_addition(node) or node.name not in graph.outputs:
             continue
         for one, other in (node.operands, node.operands[::-1]):
             chain = [one]

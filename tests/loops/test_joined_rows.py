@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.graph.ir import DimensionAttrs, Graph, Node, OpaqueAttrs, SliceAttrs
+from astitch.graph.ir import DimensionAttrs, Graph, Node, OpaqueAttrs
 from astitch.loops.analysis import LoopRefusal
 from astitch.loops.emit import emit_loop
 from astitch.loops.joined_rows import LEAST_THREADS, loop_over_joined_rows
@@ -158,9 +158,9 @@ def assert_rows_compute(fn: Callable[..., Any], arguments: Any, check: bool = Fa
         assert_close(values[name][0], np.asarray(want))
 
 
-def assert_close(got: np.ndarray, want: np.ndarray) -> None:
+def assert_close(got: np.ndarray, want: np.ndarray, near_f32: float = 2e-5) -> None:
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    near = 2e-2 if want.dtype == jnp.bfloat16 else 1e-4
+    near = {"bfloat16": 2e-2, "float64": 1e-11}.get(want.dtype.name, near_f32)
     np.testing.assert_allclose(
         got.astype(np.float64), want.astype(np.float64), rtol=near, atol=near
     )
@@ -361,16 +361,11 @@ def test_communication_is_not_held_back() -> None:
     g = GraphBuilder()
     array = f"f32[{ROWS},4]"
     x, y = g.parameter(array, "x"), g.parameter(array, "y")
-    pieces = [f"f32[{ROWS},{n}]" for n in (1, 3)]
 
     def turn(value: str, name: str) -> str:
         for number in range(3):
-            starts, limits = ((0, 1), (0, 0)), ((ROWS, 4), (ROWS, 1))
-            three, one = (
-                g.op("slice", type_, value, attrs=SliceAttrs(a, b, (1, 1)))
-                for type_, a, b in zip(pieces[::-1], starts, limits, strict=True)
-            )
-            parts = [g.op("sine", pieces[1], three), g.op("cosine", pieces[0], one)]
+            three, one = g.slice(value, (0, 1), (ROWS, 4)), g.slice(value, (0, 0), (ROWS, 1))
+            parts = [g.op("sine", g.array(three), three), g.op("cosine", g.array(one), one)]
             label = f"{name}.{number}"
             value = g.op("concatenate", array, *parts, attrs=DimensionAttrs(1), name=label)
         return value
@@ -423,4 +418,5 @@ def test_rows_on_a_gpu(name: str) -> None:
         compiled = jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
     assert "loop_0" in compiled.as_text()
     for got, want in zip(jax.tree.leaves(compiled(*arguments)), wanted, strict=True):
-        assert_close(np.asarray(got), np.asarray(want))
+        # XLA's functions on a GPU are other approximations.
+        assert_close(np.asarray(got), np.asarray(want), near_f32=1e-4)

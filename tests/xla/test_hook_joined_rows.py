@@ -45,7 +45,10 @@ def descend(state: Any, moments: Any, wanted: Any) -> Any:
 
 def make_arguments() -> Any:
     rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
     state = (draw(ROWS, 4), 0.1 * draw(ROWS, 3))
     return state, jax.tree.map(np.zeros_like, state), draw(ROWS, 3, 3)
 

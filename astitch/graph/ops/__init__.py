@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from astitch.graph.ir import DType, Graph
+from astitch.graph.ir import DType, Graph, Node
 from astitch.graph.ops import (
     attention,
     compute,
@@ -24,7 +24,16 @@ from astitch.graph.ops import (
 from astitch.graph.ops.neutral import WIDE_FLOATS
 from astitch.graph.ops.row import Cost, Kind, Op
 
-__all__ = ["OPS", "WIDE_FLOATS", "Cost", "Kind", "Op", "monoid_of", "neutral_element"]
+__all__ = [
+    "OPS",
+    "WIDE_FLOATS",
+    "Cost",
+    "Kind",
+    "Op",
+    "is_addition",
+    "monoid_of",
+    "neutral_element",
+]
 
 OPS: dict[str, Op] = {
     **sources.ROWS,
@@ -39,6 +48,10 @@ OPS: dict[str, Op] = {
     **control.ROWS,
     **other.ROWS,
 }
+
+
+def is_addition(node: Node) -> bool:
+    return node.op in OPS and OPS[node.op].addend_sign > 0
 
 
 def monoid_of(region: Graph) -> str | None:
