@@ -18,6 +18,9 @@ from astitch.graph.ops import OPS, Kind
 
 Atoms = tuple[Symbol, ...]
 
+MOST_ALIGNED = 4
+"""Rows of other arrays that are looked at for each value."""
+
 
 def array_of(node: Node) -> ArrayType:
     """The (first) result array of a node; all results of a variadic reduce share one shape."""
@@ -156,8 +159,50 @@ def _is_cut(node: Node) -> bool:
     return OPS[node.op].is_view or isinstance(node.attrs, SliceAttrs)
 
 
-def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
-    """Atoms of the members and of everything they read, by one walk in topological order."""
+def _align_rows(
+    graph: Graph, members: Iterable[str], raw: Mapping[str, list[list[int]]], union: _Union
+) -> None:
+    """Identifies the atoms along which rows are reduced with those along which the result is repeated.
+
+    `y * mean(x)` has rows of two arrays.  Where they have one length the threads of a row of x hold one of y too, and
+    the mean stays with them.
+    """
+    reduced: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for name in members:
+        node, row = graph[name], OPS[graph[name].op]
+        behind = dict.fromkeys(along for o in node.operands for along in reduced.get(o, ()))
+        if row.is_reduce or row.is_broadcast:
+            wide, narrow = raw[name], raw[node.operands[0]]
+            if row.is_reduce:
+                wide, narrow = narrow, wide
+            along = _find_minor(union, wide, narrow)
+            if row.is_reduce:
+                reduced[name] = (along,) if along else ()
+                continue
+            for other in behind:
+                if [union.extent[a] for a in along] == [union.extent[a] for a in other]:
+                    for one, same in zip(along, other, strict=True):
+                        union.merge(one, same)
+                    break
+        elif row.kind in (Kind.ELEMENTWISE, Kind.PROJECTION) or row.is_view:
+            reduced[name] = tuple(behind)[:MOST_ALIGNED]
+
+
+def _find_minor(union: _Union, wide: list[list[int]], narrow: list[list[int]]) -> tuple[int, ...]:
+    """The atoms that a wide array has beside those of a narrow one; empty where they are not its last."""
+    known = set(union.leaves(a for d in narrow for a in d))
+    atoms = union.leaves(a for d in wide for a in d)
+    along = tuple(a for a in atoms if a not in known)
+    return along if along == tuple(atoms[len(atoms) - len(along) :]) else ()
+
+
+def find_dimensions(
+    graph: Graph, members: Iterable[str], *, align_rows: bool = False
+) -> Dimensions:
+    """Atoms of the members and of everything they read, by one walk in topological order.
+
+    align_rows: rows of one length are walked together where a number of the one is needed all along the other.
+    """
     inside = list(members)
     known = frozenset(inside)
     union = _Union()
@@ -186,6 +231,8 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
             if OPS[node.op].is_reduce and 0 < number < len(node.operands) // 2:
                 for first, other in zip(make(node.operands[0]), source, strict=True):
                     union.unify(first, other)
+    if align_rows:
+        _align_rows(graph, inside, raw, union)
     named: dict[int, Symbol] = {}
 
     def symbol(atom: int) -> Symbol:

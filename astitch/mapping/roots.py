@@ -30,6 +30,7 @@ from astitch.graph.ops.windows import find_running
 from astitch.graph.propagation import walk_reads
 from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
+from astitch.system.forks import cached_property
 from astitch.tiling.space import MAX_ALIGNED, Space, size_of
 
 ACROSS_SHARE = 4
@@ -167,7 +168,7 @@ class RootReads:
 
     def __init__(self, graph: Graph, groups: Groups) -> None:
         self.graph, self.groups = graph, groups
-        self.dimensions = find_dimensions(graph, groups.scope.members)
+        self.dimensions = find_dimensions(graph, groups.scope.members, align_rows=True)
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
         self.outputs = {stored_value(graph, o) for o in groups.scope.outputs}
@@ -207,6 +208,16 @@ class RootReads:
             return None
         reduce, _ = reduce_behind(self.graph, name)
         return reduce if reduce in self.kept else None
+
+    @cached_property
+    def readers(self) -> dict[str, list[Root]]:
+        """By root, the roots that read it."""
+        found: dict[str, list[Root]] = {}
+        for candidate in self.groups.candidates:
+            root = self.root_of(candidate.name)
+            for name in dict.fromkeys(read.operand for read in self.reads_of(root).roots):
+                found.setdefault(name, []).append(root)
+        return found
 
     def reads_of(self, root: Root) -> Reads:
         if root.name not in self._reads:

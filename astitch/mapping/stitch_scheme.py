@@ -9,7 +9,8 @@ decide its scheme:
     Global       any other reader: global scratch and a global barrier between the levels of writer and reader
 
 The passive check is `why_not_block_local`; the proactive adaptation is that a root without a mapping of its
-own (element-wise groups) first tries the loops of its producers.
+own (element-wise groups) first tries the loops of its producers, and a reduce those whose results are read with its
+own (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -425,7 +426,8 @@ class _Arranger:
         self.drafts[root.name].apart = apart
 
     def related_loops(self, root: Root, known: Reads) -> list[_Loop]:
-        """The loops of the root's group, of what it reads, and of others that read the same arrays, in order.
+        """The loops of the root's group, of what it reads, of others that read the same arrays, and of rows that a
+        later root needs beside its own, in order.
 
         Those that do not walk over its dimensions cannot compute it and are left out, but for a running reduction,
         which says why it has a loop of its own.
@@ -435,6 +437,8 @@ class _Arranger:
             {(loop := self.drafts[r.operand].loop).number: loop for r in known.roots},
             *(self.loops_reading.get(array, {}) for array in known.arrays),
         ]
+        if root.kind is RootKind.REDUCE:
+            related.append(self.loops_beside(root))
         if root.kind is RootKind.POINTWISE:
             combines = [self.drafts.get(combine_name(r.operand)) for r in known.roots]
             related.append({c.loop.number: c.loop for c in combines if c is not None})
@@ -449,6 +453,24 @@ class _Arranger:
             for loops in related:
                 found |= {n: loop for n, loop in loops.items() if n in walking}
         return sorted(found.values(), key=attrgetter("level", "number"))
+
+    def loops_beside(self, root: Root) -> dict[int, _Loop]:
+        """The loops of reductions that walk over the same dimensions, where some root reads both and fits there: it
+        finds both in its block."""
+        atoms = set(root.space.atoms)
+        found: dict[int, _Loop] = {}
+        for reader in self.known.readers.get(root.name, ()):
+            if atoms.isdisjoint(reader.space.atoms):
+                continue
+            for read in self.known.reads_of(reader).roots:
+                draft = self.drafts.get(read.operand)
+                if draft is None or draft.loop.number in found:
+                    continue
+                mapping = draft.loop.mapping
+                if atoms == {*mapping.outer, *mapping.row, *mapping.col}:
+                    if why_not_hosted(reader, mapping) is None:
+                        found[draft.loop.number] = draft.loop
+        return found
 
     def why_not_in(self, root: Root, known: Reads, loop: _Loop) -> str | None:
         """None when the threads of a loop can compute the root from what it reads, else the reason."""

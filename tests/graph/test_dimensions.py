@@ -131,6 +131,52 @@ def test_no_node_has_one_atom_twice() -> None:
     assert len(set(dimensions.space(outer))) == 2
 
 
+@pytest.mark.parametrize(
+    ("along", "reduced", "other", "expected"),
+    [
+        ((6,), (1,), (4, 6), "a b"),
+        ((5,), (1,), (4, 6), "a c"),
+        ((3, 2), (1, 2), (4, 3, 2), "a b c"),
+        ((3, 2), (1, 2), (4, 6), "a d"),
+    ],
+)
+def test_rows_of_one_length_are_walked_together(
+    along: tuple[int, ...], reduced: tuple[int, ...], other: tuple[int, ...], expected: str
+) -> None:
+    """y * tanh(sum(x)): along: the rows of x, other: the shape of y."""
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{','.join(map(str, (4, *along)))}]")
+    total = g.same("tanh", g.reduce(x, reduced, "add"))
+    y = g.parameter(f"f32[{','.join(map(str, other))}]")
+    graph = g.build(g.same("multiply", y, g.broadcast(total, other, (0,))))
+    dimensions = find_dimensions(graph, graph.nodes, align_rows=True)
+    letters: dict[str, str] = {}
+    show(dimensions, x, letters)
+    assert show(dimensions, y, letters) == expected
+    apart = dimensions_of(graph)
+    assert set(apart.space(x)) & set(apart.space(y)) == {apart.space(x)[0]}
+
+
+def test_columns_are_not_walked_together() -> None:
+    g = GraphBuilder()
+    x, y = g.parameter("f32[6,4]"), g.parameter("f32[6,4]")
+    repeated = g.broadcast(g.reduce(x, (0,), "add"), (6, 4), (1,))
+    graph = g.build(g.same("multiply", y, repeated))
+    dimensions = find_dimensions(graph, graph.nodes, align_rows=True)
+    assert dimensions.space(x)[0] != dimensions.space(y)[0]
+    assert dimensions.space(x)[1] == dimensions.space(y)[1]
+
+
+def test_a_table_of_all_pairs_keeps_rows_and_columns_apart() -> None:
+    """x[i] + sum(y[j]) has both dimensions: they are not one loop, whatever their lengths."""
+    g = GraphBuilder()
+    x = g.parameter("f32[8,8]")
+    total = g.broadcast(g.reduce(x, (1,), "add"), (8, 8), (1,))
+    graph = g.build(g.same("add", x, total))
+    dimensions = find_dimensions(graph, graph.nodes, align_rows=True)
+    assert len(set(dimensions.space(x))) == 2
+
+
 def test_inputs_of_a_variadic_reduce_share_their_loops() -> None:
     g = GraphBuilder()
     x = g.parameter("f32[4,6]")

@@ -188,6 +188,51 @@ def test_an_element_wise_group_joins_the_loop_of_its_producer() -> None:
     assert schemes(arrangement) == {"total": "regional", "next": "independent"}
 
 
+def scaled(x: Any, y: Any) -> Any:
+    """A statistic of one array, for the elements of another."""
+    return y * jax.nn.sigmoid(x.mean(-1, keepdims=True))
+
+
+def scaled_beside_softmax(x: Any, y: Any) -> Any:
+    return scaled(x, y) + jax.nn.softmax(y * 2)
+
+
+def shaded(x: Any, y: Any) -> Any:
+    """Two norms, and a product of the rows, for the elements of both."""
+    x, y = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (x, y))
+    return (x * y).sum(-1, keepdims=True) * (1 - y)
+
+
+def corrected(x: Any, y: Any) -> Any:
+    """The statistics of both arrays, each for the other."""
+    return x - y.max(-1, keepdims=True), y * x.std(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("fn", [scaled, scaled_beside_softmax, shaded, corrected])
+@pytest.mark.parametrize("shape", [(4096, 256), (16, 500, 384), (300_000, 3), (50_000, 4)])
+def test_rows_of_several_arrays_stay_in_their_blocks(fn: Any, shape: tuple[int, ...]) -> None:
+    args = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.float32)
+    (plan,) = compile_hlo(lower(fn, *args), gpu=preset("h100")).plans
+    assert (plan.arrangement.levels, len(plan.arrangement.loops)) == (1, 1)
+
+
+@pytest.mark.parametrize("fn", [scaled, scaled_beside_softmax, shaded, corrected])
+@pytest.mark.parametrize("shape", [(37, 96), (3, 5, 65), (1000, 3)])
+def test_rows_of_several_arrays_have_their_values(fn: Any, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
+    module = lower(fn, *args)
+    results = HostEngine(compile_hlo(module).program, check=True).run(args)
+    for result, expected in zip(results, run_xla(module, args), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_rows_of_other_lengths_have_loops_of_their_own() -> None:
+    args = [jax.ShapeDtypeStruct((4096, n), jnp.float32) for n in (512, 256)]
+    graph = import_hlo(lower(scaled, *args))
+    assert len(arrange(graph).loops) == 2
+
+
 def test_outputs_of_other_arrays_are_accessed_as_widely_as_the_first() -> None:
     """What is f32 only between load and store does not narrow the accesses to bf16."""
     g = GraphBuilder()
