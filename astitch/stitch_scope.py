@@ -494,7 +494,7 @@ def find_scopes(staged: Staged) -> Scopes:
                 is_cycle = reason.startswith(CYCLE)
                 undo = "" if is_cycle else f"together %{operand} %{node.name}"
                 refusals.append(Refusal(operand, node.name, reason, undo))
-    order = {name: number for number, name in enumerate(graph.nodes)}
+    order = graph.order
     scopes = tuple(
         make_scope(
             graph, f"stitch_{number}", stage[members[0]], sorted(members, key=order.__getitem__)

@@ -158,7 +158,7 @@ class Search:
 
     def __init__(self, graph: Graph, gpu: Gpu, *, in_order: bool = False) -> None:
         self.graph, self.gpu, self.in_order = graph, gpu, in_order
-        self.order = {name: number for number, name in enumerate(graph.nodes)}
+        self.order = graph.order
         self.masks = Masks(graph)
         self.why = ""  # the softmax at hand has no kernel
         self.left: list[str] = []  # those without, each with the reason

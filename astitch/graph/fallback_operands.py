@@ -31,7 +31,7 @@ def find_fallback_operands(
     """
     changed: dict[str, Node] = {}
     copies: dict[str, list[Node]] = {}  # by the op that they are copies of
-    order = {name: number for number, name in enumerate(graph.nodes)}
+    order = graph.order
     names = set(graph.nodes)
     found: dict[str, str] = {}
     chosen = choose_scatter_operands(graph, left, most_bytes)

@@ -542,7 +542,7 @@ def set_apart(
     renamed: dict[str, dict[str, str]] = {}  # by the op that reads them
     clones: dict[str, list[Node]] = {}  # by the op behind which they stand
     names = set(graph.nodes)
-    order = {name: number for number, name in enumerate(graph.nodes)}
+    order = graph.order
     for product, ops, given in units:
         inside = {product, *ops, *given}
         own: dict[str, str] = {}

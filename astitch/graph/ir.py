@@ -765,6 +765,11 @@ class Graph:
         return MappingProxyType({k: tuple(v) for k, v in users.items()})
 
     @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The number of each node in topological order."""
+        return MappingProxyType({name: number for number, name in enumerate(self.nodes)})
+
+    @cached_property
     def embedded(self) -> frozenset[str]:
         """Nodes that are a scalar constant or an iota, or one of them moved and repeated."""
         found: set[str] = set()

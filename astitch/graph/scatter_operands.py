@@ -115,7 +115,7 @@ class _Cone:
         self.targets, self.given = split_operands(scatter)
         self.updates = max(graph[name].array.size for name in self.given[1:])
         self.update_bytes = sum(graph[name].array.bytes for name in self.given[1:])
-        self.order = {name: number for number, name in enumerate(graph.nodes)}
+        self.order = graph.order
         self.lost = set(self.find_lost())
         self.places = {self.given[0]}  # and what they are computed from
         self.alone = self.find_alone()

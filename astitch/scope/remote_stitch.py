@@ -26,7 +26,7 @@ def stitch_remotely(
     most: None: MAX_OPS.  layouts_apart: but not those that lay out parameters for products.
     """
     graph, most = scopes.graph, most or MAX_OPS
-    order = {name: number for number, name in enumerate(graph.nodes)}
+    order = graph.order
     bins: dict[int, list[list[Scope]]] = {}
     filled: dict[int, int] = {}  # ops of the last bin of each stage
     refusals = list(scopes.refusals)

@@ -141,13 +141,13 @@ def _is_alike(one: ArrayType, other: ArrayType) -> bool:
 
 
 def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> ArrayType | None:
-    """The type of a large array that some other step computes and only the scope reads; None if it is not one."""
+    """The type of a large array that some other step computes and nothing reads behind the scope; None if it is not
+    one."""
     base = graph[buffer.partition("#")[0]]
     type_ = storage_type(graph, buffer)
     if base.is_parameter or base.is_constant or type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
         return None
-    inside = set(scope.members)
-    pending = [base.name]
+    pending, readers = [base.name], set[str]()
     while pending:
         name = pending.pop()
         if name in graph.outputs:
@@ -155,9 +155,9 @@ def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> Array
         for user in graph.users[name]:
             if storage_name(graph, user) == buffer or isinstance(base.type, TupleType):
                 pending.append(user)
-            elif user not in inside:
-                return None
-    return type_
+            else:
+                readers.add(user)
+    return type_ if _come_before(graph, scope, readers) else None
 
 
 def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
@@ -173,22 +173,28 @@ def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
 
 def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
     """Do all readers of a parameter belong to a scope or come before it?"""
-    inside = set(scope.members)
     pending, readers = [parameter], set[str]()
     while pending:
         for user in graph.users[pending.pop()]:
             if storage_name(graph, user) == parameter:
                 pending.append(user)
-            elif user not in inside:
+            else:
                 readers.add(user)
-    before: set[str] = set()
+    return _come_before(graph, scope, readers)
+
+
+def _come_before(graph: Graph, scope: Scope, readers: set[str]) -> bool:
+    """Is each op in a scope, or does the scope wait for it?"""
+    waiting, before = readers - set(scope.members), set[str]()
+    first = min((graph.order[name] for name in waiting), default=0)
     pending = list(scope.inputs)
-    while readers and pending:
+    while waiting and pending:
         name = pending.pop()
-        if name not in before:
+        if name not in before and graph.order[name] >= first:
             before.add(name)
+            waiting.discard(name)
             pending += graph[name].operands
-    return readers <= before
+    return not waiting
 
 
 def _read_by(step: Step) -> list[View]:

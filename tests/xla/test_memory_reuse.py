@@ -219,6 +219,29 @@ def test_smaller_arrays_are_written_over_where_memory_is_short() -> None:
     assert not find_in_place(compilation, [False] * 2, least_bytes=64 * 96 * 4 + 1)
 
 
+def scaled_by_a_product(x: Any, w: Any, v: Any) -> Any:
+    """The product is read by two kernels, and the second waits for the first."""
+    y = x @ w
+    return y * jnp.tanh(jnp.exp(y) @ v).sum(1, keepdims=True)
+
+
+def scaled_beside_a_product(x: Any, w: Any, v: Any) -> Any:
+    """So it is here, but another product reads it too, and may come later."""
+    y = x @ w
+    return y * jnp.tanh(jnp.exp(y) @ v).sum(1, keepdims=True), y @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "shares"), [(scaled_by_a_product, True), (scaled_beside_a_product, False)]
+)
+def test_earlier_readers_may_be_other_kernels(fn: Any, shares: bool) -> None:
+    arguments = normal(64, 80), normal(80, 96), normal(96, 32)
+    compilation, _ = compile_donated(fn, 0, *arguments)
+    assert len(compilation.program.kernels) == 2
+    found = find_in_place(compilation, [False] * 3, least_bytes=64 * 96 * 4)
+    assert bool(found) == shares
+
+
 def test_scratch_takes_over_no_temporary_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partials of a row over several blocks are written, too."""
     monkeypatch.setattr("astitch.xla.memory_reuse.LEAST_BYTES_AGAIN", 0)
