@@ -2,7 +2,8 @@
 
 Runs the script again and again with directives that leave ever other stitch ops to XLA.  A run is bad where the script
 fails; where it prints other numbers than with XLA alone; or, with --slower, where the last number that it prints is so
-many times that of XLA alone.
+many times that of XLA alone.  Where kernels are edited by hand (ASTITCH_OVERRIDE), it first asks whether these are to
+blame.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,8 @@ PLANS = 4
 
 ALL_LEFT = "leave all", "leave-attention", "leave-loops"
 
+_EDITED = re.compile(r"a hand-edited kernel runs: (.+)")
+
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)\b")
 
 
@@ -42,12 +46,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a script did.  numbers: that it printed.  parts: the stitch ops in it, as far as it says."""
+    """What a script did.  numbers: that it printed.  parts: the stitch ops in it, as far as it says.  edited: names of
+    the files with hand-edited kernels that ran, likewise."""
 
     status: int
     numbers: tuple[float, ...]
     last_words: str
     parts: tuple[Part, ...]
+    edited: tuple[str, ...] = ()
 
 
 Judge = Callable[[Run], str]
@@ -55,10 +61,11 @@ Judge = Callable[[Run], str]
 
 
 class Script:
-    """A script that is run under directives."""
+    """A script that is run under directives.  edits: are hand-edited kernels used?"""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self.command, self.timeout_s, self.runs = list(command), timeout_s, 0
+        self.edits = True
 
     def run(self, directives: Sequence[str]) -> Run:
         """Runs it once.  Raises subprocess.TimeoutExpired."""
@@ -70,6 +77,7 @@ class Script:
             lines = [own.read_text("utf-8") if own else "", "[*]", f"label {uuid.uuid4().hex}"]
             file.write_text("\n".join([*lines, *directives, ""]), "utf-8")
             named = {"ASTITCH_STITCHES": str(file), "ASTITCH_LOG": str(log)}
+            named["ASTITCH_OVERRIDE"] = _copy_edits(Path(folder)) if self.edits else ""
             ran = subprocess.run(
                 self.command,
                 env={**os.environ, **named},
@@ -81,7 +89,21 @@ class Script:
             events = log.read_text("utf-8").splitlines() if log.exists() else []
         words = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
         numbers = tuple(float(found) for found in _NUMBER.findall(ran.stdout))
-        return Run(ran.returncode, numbers, words[-1] if words else "", _read_parts(events))
+        edited = tuple(dict.fromkeys(Path(n.strip()).name for n in _EDITED.findall(ran.stderr)))
+        return Run(ran.returncode, numbers, words[-1] if words else "", _read_parts(events), edited)
+
+
+def _copy_edits(folder: Path) -> str:
+    """A copy of the folder of hand-edited kernels: a run under directives would add other plans' kernels to it.  The
+    empty string where there is none."""
+    given = options.override_dir()
+    if given is None:
+        return ""
+    copy = folder / "kernels"
+    copy.mkdir()
+    for file in given.glob("*.cu"):
+        shutil.copy(file, copy)
+    return str(copy)
 
 
 def _read_parts(events: Sequence[str]) -> tuple[Part, ...]:
@@ -242,6 +264,7 @@ class _Search:
             print("there is nothing to find")
             return 1
         parts = as_it_is.parts
+        edited = self._find_edits(as_it_is)
         if not parts:
             print(
                 "the script compiles nothing with astitch, or fails before: nothing can be left to XLA"
@@ -254,8 +277,32 @@ class _Search:
             culprits: list[Part] = []
         else:
             culprits = find_culprits(parts, self._is_bad)
-        self._conclude(culprits, self._find_pass())
+        if edited:
+            self._conclude_edits(culprits, edited)
+        else:
+            self._conclude(culprits, self._find_pass())
         return 0
+
+    def _find_edits(self, as_it_is: Run) -> Sequence[str]:
+        """The files with hand-edited kernels, where the script is good without them; they are not used from now on
+        where it is not.  Their plan is the pass's: without a pass they would not run, and it would seem to blame."""
+        folder = options.override_dir()
+        if folder is None or not any(folder.glob("*.cu")):
+            return ()
+        self.script.edits = False
+        if self.try_with([], "without ASTITCH_OVERRIDE")[1]:
+            return ()
+        self.script.edits = True
+        return [str(folder / name) for name in as_it_is.edited] or [f"one in {folder}"]
+
+    def _conclude_edits(self, culprits: Sequence[Part], edited: Sequence[str]) -> None:
+        print()
+        for culprit in culprits:
+            print(f"stitch op: {culprit.title}")
+        print("the compiler is not to blame: without hand-edited kernels the script is good")
+        for name in edited:
+            print(f"edited by hand: {name}")
+        print(f"({self.script.runs} runs)")
 
     def _is_bad(self, left: Sequence[Part]) -> bool:
         what = f"{len(left)} parts left" if len(left) != 1 else f"{left[0].title} left"

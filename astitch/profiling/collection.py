@@ -18,7 +18,7 @@ def render_programs(title: str, reports: Sequence[Report]) -> str:
     rows = (_program_row(number, report) for number, report in enumerate(reports))
     table = _table(head, rows)
     pages = "\n".join(
-        f'<details id="program-{number}"{" open" if len(reports) == 1 else ""}>'
+        f'<details id="program-{number}">'
         f"<summary>{escape(report.target)}</summary>{render_frame(report)}</details>"
         for number, report in enumerate(reports)
     )

@@ -16,22 +16,23 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from astitch.device.gpu import PRESETS
 from astitch.errors import AstitchError
 from astitch.options import ENGINES
 from astitch.profiling.collection import render_comparison, render_programs
 from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_target
-from astitch.profiling.report import Report
+from astitch.profiling.report import SCRIPT_SCHEMA, Report
 from astitch.profiling.script import MOST_PROGRAMS, is_script, read_script
 from astitch.profiling.trace_file import render_trace
 from astitch.profiling.xplane import place_in, render_xspace
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 PROGRAM = "astitch-profile"
 INSTALL = "pip install 'astitch[profile]'"
-
-SCRIPT_SCHEMA = "astitch-profile script 1"
 
 REGRESSED, FAILED = 1, 2
 """Exit status: slower than --compare's base; an error."""
@@ -166,6 +167,12 @@ def check_options(options: argparse.Namespace) -> None:
     for name, least in (("runs", 1), ("kernels", 0), ("programs", 1)):
         if getattr(options, name) < least:
             raise AstitchError(f"--{name} {getattr(options, name)}: give {least} or more")
+    for name in ("compare", "trace", "tensorboard"):
+        if getattr(options, name) and options.programs > 1 and is_script(options.target):
+            raise AstitchError(
+                f"--{name} wants one program, and a script has several\n"
+                "  give --programs 1 for the largest, FILE.py:function, or a report's JSON"
+            )
     if options.ncu:
         from astitch.profiling.counters import find_ncu
 
@@ -237,14 +244,19 @@ def run(options: argparse.Namespace) -> int:
     from astitch.profiling.compare import compare_reports
     from astitch.profiling.terminal import WIDTH, print_comparison, print_report
 
-    if is_script(options.target):
-        return run_programs(options)
-    base = Report.load(options.compare) if options.compare else None
-    saved = options.target.endswith(".json")
-    report = Report.load(Path(options.target)) if saved else profile_with_progress(options)
     # Without a terminal to ask, as wide as it may get; colours go only to a terminal.
     out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     out.width = min(out.width, WIDTH)
+    base = Report.load(options.compare) if options.compare else None
+    if is_script(options.target):
+        reports = profile_programs(options)
+        if options.programs > 1:
+            return show_programs(options, reports, out)
+        (report,) = reports
+    elif options.target.endswith(".json"):
+        report = Report.load(Path(options.target))
+    else:
+        report = profile_with_progress(options)
     comparison = compare_reports(base, report, options.tolerance / 100) if base else None
     if base and comparison and options.diff:
         write_whole(options.diff, render_comparison(base, report, comparison))
@@ -258,17 +270,8 @@ def run(options: argparse.Namespace) -> int:
     return REGRESSED if comparison is not None and comparison.regressions else 0
 
 
-def run_programs(options: argparse.Namespace) -> int:
-    """Profile the programs of a script; show and write them."""
-    from rich.console import Console
-
-    from astitch.profiling.terminal import WIDTH, print_report
-
-    for name in ("compare", "trace", "tensorboard"):
-        if getattr(options, name):
-            raise AstitchError(
-                f"--{name} wants one program, and a script has several\n  give FILE.py:function, or a report's JSON"
-            )
+def profile_programs(options: argparse.Namespace) -> list[Report]:
+    """Of the programs of a script, the largest first.  Raises AstitchError."""
     asked = read_options(options)
     device = choose_gpu(asked)
     if device is None:
@@ -280,8 +283,13 @@ def run_programs(options: argparse.Namespace) -> int:
         with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():
             tell(f"{target.name} is read")
             reports.append(profile_target(target, asked, tell))
-    out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
-    out.width = min(out.width, WIDTH)
+    return reports
+
+
+def show_programs(options: argparse.Namespace, reports: Sequence[Report], out: Console) -> int:
+    """Show and write the reports of a script."""
+    from astitch.profiling.terminal import print_report
+
     page: Path | None = options.html
     if options.open and page is None:
         page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
@@ -290,7 +298,9 @@ def run_programs(options: argparse.Namespace) -> int:
         write_whole(options.json, json.dumps(plain, separators=(",", ":")) + "\n")
         print(f"wrote {options.json}", file=sys.stderr)
     if page:
-        write_whole(page, render_programs(options.target, reports))
+        alone = len(reports) == 1
+        text = reports[0].to_html() if alone else render_programs(options.target, reports)
+        write_whole(page, text)
         print(f"wrote {page}", file=sys.stderr)
     for report in reports:
         print_report(report, out, options.kernels)

@@ -104,9 +104,10 @@ def name_layer(place: str) -> str:
 
 
 def _unwrap(scope: str) -> str:
-    """A scope without JAX's transformations around it; what is the name of a jitted function is none."""
+    """A scope without JAX's transformations around it; the name of a jitted function is none, nor is the equation
+    after which JAX names the ops of an einsum."""
     while found := _WRAPPED.match(scope):
         if scope.startswith(("jit(", "pjit(")):
             return ""
         scope = found[1]
-    return scope
+    return "" if "," in scope or "->" in scope else scope

@@ -22,6 +22,9 @@ SCHEMA = "astitch-profile 2"
 READABLE = (SCHEMA, "astitch-profile 1")
 """1 had each event of a timeline as an object of its own."""
 
+SCRIPT_SCHEMA = "astitch-profile script 1"
+"""Of the reports of a script's programs, listed."""
+
 MEMORY, PRODUCT, COPY = "memory", "product", "copy"
 KINDS = (MEMORY, PRODUCT, COPY)
 """Memory-intensive kernels; matrix products and convolutions; memcpy and memset."""
@@ -395,6 +398,10 @@ class Report:
     def from_dict(cls, data: Any, where: str = "report") -> Report:
         """The inverse of to_dict.  Raises AstitchError for what is none, or of another schema.  where: for messages."""
         found = data.get("schema") if isinstance(data, dict) else None
+        if found == SCRIPT_SCHEMA:
+            raise AstitchError(
+                f"{where} holds the reports of several programs\n  --programs 1 saves that of the largest alone"
+            )
         if found not in READABLE:
             what = f"has the schema {found!r}" if found else "is no report of astitch-profile"
             raise AstitchError(

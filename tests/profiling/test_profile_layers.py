@@ -17,6 +17,9 @@ from astitch.profiling.report import MEMORY, Kernel, Machine, Report, Side
         ("/usr/lib/m.py:4 jit(f)/jit(softmax)/exp", "m.py:4"),
         ("m.py:4 jit(f)/while/body/Cell_0/tanh", "Cell_0"),
         ("m.py:4 jit(f)/a/b/c/d/e/tanh", "a/b/c/d"),
+        ("m.py:4 jit(f)/jvp(Attention)/value/abc,cde->abde/dot_general", "Attention/value"),
+        ("m.py:4 jit(f)/Attention/transpose(jvp(...qk,...kd))/dot_general", "Attention"),
+        ("m.py:4 jit(f)/ii->i/mul", "m.py:4"),
         ("broadcast.5", ELSEWHERE),
     ],
 )

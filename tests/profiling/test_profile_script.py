@@ -11,6 +11,7 @@ from jax._src import pjit
 from astitch.errors import AstitchError
 from astitch.profiling import script
 from astitch.profiling.command import main
+from astitch.profiling.report import SCRIPT_SCHEMA
 
 TRAIN = """
 import sys
@@ -125,17 +126,31 @@ def test_a_page_of_programs(
 
 def test_a_page_of_what_changed(train: Path, tmp_path: Path) -> None:
     arguments = [str(train), "--script-args=--steps 2", "--gpu", "h100", "--no-ablation"]
-    assert main([*arguments, "--programs", "1", "--json", str(tmp_path / "all.json")]) == 0
-    (report,) = json.loads((tmp_path / "all.json").read_text())["reports"]
-    (tmp_path / "base.json").write_text(json.dumps(report))
+    page, base = str(tmp_path / "page.html"), str(tmp_path / "base.json")
+    assert main([*arguments, "--programs", "1", "--json", base, "--html", page]) == 0
+    assert "<iframe" not in Path(page).read_text()  # of one program, its own page
+    assert main([*arguments, "--programs", "1", "--compare", base, "--tolerance", "50"]) == 0
+    report = json.loads(Path(base).read_text())
     for kernel in report["astitch"]["kernels"]:
         kernel["projected_us"] = kernel["projected_us"] and 2 * kernel["projected_us"]
     (tmp_path / "now.json").write_text(json.dumps(report))
-    files = [str(tmp_path / name) for name in ("now.json", "base.json", "diff.html")]
-    assert main([files[0], "--compare", files[1], "--diff", files[2]]) == 1
+    now, diff = str(tmp_path / "now.json"), str(tmp_path / "diff.html")
+    assert main([now, "--compare", base, "--diff", diff]) == 1
     text = (tmp_path / "diff.html").read_text()
     assert " regressions</b> since " in text
     assert 'class="bad">+100.0%' in text
+
+
+def test_a_comparison_wants_one_program(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(train), "--compare", "base.json"]) == 2
+    assert "give --programs 1 for the largest" in capsys.readouterr().err
+
+
+def test_several_reports_are_not_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "all.json"
+    file.write_text(json.dumps({"schema": SCRIPT_SCHEMA, "reports": []}))
+    assert main([str(file)]) == 2
+    assert "--programs 1 saves that of the largest alone" in capsys.readouterr().err
 
 
 def test_a_diff_wants_a_base(train: Path, capsys: pytest.CaptureFixture[str]) -> None:

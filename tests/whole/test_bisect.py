@@ -8,6 +8,7 @@ import random
 import runpy
 import subprocess
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import astitch.pipeline
 import astitch.search.build_program
 from astitch import bisect
 from astitch.bisect import Part, find_culprits
+from astitch.toolchain import override
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -61,8 +63,14 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         command: list[str], *, env: dict[str, str], **_: Any
     ) -> subprocess.CompletedProcess[str]:
         said = io.StringIO()
-        with monkeypatch.context() as changed, contextlib.redirect_stdout(said):
-            for name in ("ASTITCH_STITCHES", "ASTITCH_LOG"):
+        with (
+            monkeypatch.context() as changed,
+            contextlib.redirect_stdout(said),
+            warnings.catch_warnings(record=True) as warned,
+        ):
+            warnings.simplefilter("always")
+            override._told.clear()
+            for name in ("ASTITCH_STITCHES", "ASTITCH_LOG", "ASTITCH_OVERRIDE"):
                 changed.setenv(name, env[name])
             # What a script exchanges comes back.
             changed.setattr(astitch.pipeline, "reassociate", astitch.pipeline.reassociate)
@@ -72,7 +80,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 runpy.run_path(command[1])
             except AssertionError as error:
                 return subprocess.CompletedProcess(command, 1, said.getvalue(), repr(error))
-        return subprocess.CompletedProcess(command, 0, said.getvalue(), "")
+        told = "\n".join(str(warning.message) for warning in warned)
+        return subprocess.CompletedProcess(command, 0, said.getvalue(), told)
 
     monkeypatch.setattr(bisect.subprocess, "run", run)
 
@@ -112,6 +121,39 @@ def test_a_slow_kernel_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """
     assert bisect.main(["--slower", "1.2", write(tmp_path, PROGRAM, time)]) == 0
     assert "\nstitch op: stitch_2 of jit_step" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_kernel_that_is_edited_by_hand_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No pass is blamed, though without any of many the kernel is another one, which nobody edited."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("ASTITCH_OVERRIDE", str(folder))
+    script = write(tmp_path, PROGRAM, "print(*result)")
+    runpy.run_path(script)
+    before = sorted(folder.glob("*.cu"))
+    (file,) = (one for one in before if "stitch_2" in one.name)
+    file.write_text(file.read_text().replace("tanh(", "tanh(0.5f * "))
+    assert bisect.main([script]) == 0
+    said = capsys.readouterr().out
+    assert "\nstitch op: stitch_2 of jit_step" in said
+    assert f"\nedited by hand: {file}\n" in said
+    assert "\npass:" not in said
+    assert sorted(folder.glob("*.cu")) == before  # no others were added
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_edits_that_are_not_to_blame_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASTITCH_OVERRIDE", str(tmp_path / "kernels"))
+    script = write(tmp_path, WRONG_PASS, PROGRAM, "print(*result)")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "main.1.stitch_0-0123456789ab.cu").write_text("// of another plan")
+    assert bisect.main([script]) == 0
+    said = capsys.readouterr().out
+    assert ": without ASTITCH_OVERRIDE: bad" in said and "\npass: reassociate\n" in said
 
 
 def test_a_good_script_has_no_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
