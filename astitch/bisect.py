@@ -346,7 +346,10 @@ class _Search:
             print(f"  {without}")
         if plan:
             print(f"  [{culprits[0].program}]\n  {plan}")
-        print(f"its text: ASTITCH_OVERRIDE=kernels python {self.given.script}, then see kernels/")
+        if culprits:
+            print(
+                f"its text: ASTITCH_OVERRIDE=kernels python {self.given.script}, then see kernels/"
+            )
         print(f"({self.script.runs} runs)")
 
 

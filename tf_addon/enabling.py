@@ -17,11 +17,12 @@ from astitch.api.installation import warn_of_installation
 from astitch.errors import EngineUnavailable, InvalidOption
 from astitch.run.executor import count_gpus
 from tf_addon.errors import AddonWarning
-from tf_addon.keras_models import compile_auto, find_notes, leave_auto, phase_of
+from tf_addon.keras_models import compile_auto, leave_auto, phase_of
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import open_library
 from tf_addon.shim_library import Settings, Shim
+from tf_addon.uncompiled import find_notes
 
 MAX_SIGNATURES = 32
 """Signatures of one function that are compiled unless enable() says otherwise."""

@@ -115,7 +115,7 @@ class FunctionReport:
 class Report:
     """What became of every function that had to be compiled since the last reset.
 
-    notes: what astitch does not get, as models that Keras does not compile, and what to do.
+    notes: what astitch does not get, as functions and models that are not compiled, and what to do.
     """
 
     functions: tuple[FunctionReport, ...]
@@ -178,7 +178,7 @@ class Report:
             *("runs", "by XLA", "by TF", "errors"),
         )
         head = f"{'function':36} {'device':7}" + "".join(f"{name:>9}" for name in columns)
-        lines = [head]
+        lines = [head if self.functions else "no function was compiled"]
         for f in self.functions:
             made = [(c.kernels, c.library_calls, c.other_steps) for c in f.compiled]
             sums = (sum(column) for column in zip(*made, strict=True)) if made else (0, 0, 0)

@@ -21,7 +21,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.api import installation  # noqa: E402
 from astitch.errors import EngineUnavailable, InvalidOption  # noqa: E402
-from tf_addon import enabling, keras_models, programs  # noqa: E402
+from tf_addon import enabling, programs, uncompiled  # noqa: E402
 from tf_addon.errors import AddonWarning, ShimUnavailable  # noqa: E402
 
 keras, layers = tf.keras, tf.keras.layers
@@ -63,6 +63,47 @@ def test_the_report_names_models_that_are_not_compiled() -> None:
     (note,) = (note for note in found.notes if "plain_one" in note)
     assert "tf_addon.enable(keras='jit')" in note
     assert "note: Keras runs " in str(found)
+
+
+def test_the_report_names_functions_that_are_not_compiled() -> None:
+    """A training loop of one's own, with tf.function alone."""
+    tf_addon.enable()
+    x = tf.random.normal((4, 8))
+
+    @tf.function
+    def plain_step(x: Any) -> Any:
+        return tf.nn.softmax(x * 2.0)
+
+    @tf.function
+    def never_called(x: Any) -> Any:
+        return x
+
+    @tf.function(jit_compile=True)
+    def compiled_step(x: Any) -> Any:
+        return tf.nn.softmax(x * 3.0)
+
+    plain_step(x)
+    found = tf_addon.report()
+    (note,) = (note for note in found.notes if "plain_step" in note)
+    assert "tf.function(jit_compile=True) or tf_addon.function" in note
+    assert "never_called" not in note
+    assert str(found).startswith("no function was compiled\nnote: ")
+    compiled_step(x)
+    marked = tf_addon.function(plain_step)
+    marked(x)
+    found = tf_addon.report()
+    assert not any("compiled_step" in note for note in found.notes)
+    assert [f.title for f in found.functions] == ["compiled_step", "plain_step"]
+    assert "stitched" in str(found).splitlines()[0]
+
+
+def test_functions_of_libraries_are_no_news() -> None:
+    """Nor of Keras, whose models are told of, nor of tf.data."""
+    tf_addon.enable()
+    data = tf.data.Dataset.range(4).map(lambda n: n * 2)
+    assert [int(n) for n in data] == [0, 2, 4, 6]
+    fit("not_compiled")
+    assert not any("one_step" in note or "lambda" in note for note in tf_addon.report().notes)
 
 
 def test_auto_means_compiled_where_that_is_asked_for() -> None:
@@ -129,7 +170,7 @@ def test_a_driver_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_auto_clustering_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config.optimizer, "get_jit", lambda: "autoclustering")
-    (note,) = (note for note in keras_models.find_notes() if "clustering" in note)
+    (note,) = (note for note in uncompiled.find_notes() if "clustering" in note)
     assert "jit_compile=True" in note and "(tf.config.optimizer.set_jit)" in note
 
 
@@ -148,7 +189,7 @@ def test_auto_clustering_by_the_environment_is_named(
     flags: str, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_XLA_FLAGS", flags)
-    notes = [note for note in keras_models.find_notes() if "clustering" in note]
+    notes = [note for note in uncompiled.find_notes() if "clustering" in note]
     assert len(notes) == (named is not None)
     assert all(f"(TF_XLA_FLAGS={named})" in note for note in notes)
 
