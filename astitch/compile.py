@@ -21,6 +21,7 @@ from astitch.directives import check_option, read_directives, warn_of_unfollowed
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.faults import FaultLog, report_faults
 from astitch.graph.ir import Graph
+from astitch.graph.stitchable import is_own_call
 from astitch.hlo.schema import name_of_module
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import has_jax
@@ -101,7 +102,10 @@ def compile_graph(
         )
     if strict:
         made, loops = compilation.scopes.graph, target.loops
-        refuse_outside(compilation.program, find_planned(made, loops) if loops else ())
+        kernels = {node.name for node in made if is_own_call(node)}
+        refuse_outside(
+            compilation.program, kernels | find_planned(made, loops) if loops else kernels
+        )
     if target.region:
         return compilation
     told = directives.list_outcomes()
@@ -159,7 +163,7 @@ def leave_kernels(compilation: Compilation, left: Mapping[str, str]) -> Compilat
 def refuse_outside(program: Program, kernels: Collection[str] = ()) -> None:
     """Raises UnsupportedOp if there is an op that no stitched kernel and no library computes.
 
-    kernels: the ops that are kernels of their own though a step for XLA holds them.
+    kernels: the ops that are kernels or library calls of their own though a step for XLA holds them.
     """
     if outside := [op for op in program.outside if op.name not in kernels and not op.product]:
         listed = "".join(f"\n  {op}" for op in outside)

@@ -99,6 +99,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.stitched} programs with stitched kernels"]
+        if not self.stitched and not self.left:
+            lines.append("  JAX has compiled nothing for an NVIDIA GPU")
         lines += [f"  {entry}" for entry in self.programs]
         lines += [f"{count} left to XLA: {reason}" for reason, count in self.left.items()]
         lines += map(str, self.checks)

@@ -33,6 +33,11 @@ def is_computed(graph: Graph, node: Node) -> bool:
     return computes and why_not_stitchable(graph, node) is None
 
 
+def is_own_call(node: Node) -> bool:
+    """Is it, inside a program of XLA's, a kernel of tiles of ours or a library's that we call?"""
+    return isinstance(node.attrs, (AttentionAttrs, NarrowProductAttrs, RowRegionAttrs))
+
+
 def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     """None when an emitted kernel can compute the node, else the reason."""
     kind = OPS[node.op].kind

@@ -22,3 +22,11 @@ def test_old_programs_are_explained_no_more() -> None:
     assert not any(entry.compilation for entry in programs[:5])
     assert "ask for it earlier" in programs[0].explain()
     assert programs[5].explain() == compilation.explain()
+
+
+def test_an_empty_report_says_why() -> None:
+    journal = Journal()
+    why = "\n  JAX has compiled nothing for an NVIDIA GPU"
+    assert str(journal.report()) == "0 programs with stitched kernels" + why
+    journal.add(Entry("jit_add", 0, "nothing in it is worth a kernel", 0.0))
+    assert why not in str(journal.report())

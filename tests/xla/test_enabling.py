@@ -234,6 +234,58 @@ def test_little_that_is_stitched_is_said_and_strict_takes_a_share() -> None:
         astitch.enable(strict=1.5)
 
 
+def attention(q: Any, k: Any, v: Any) -> Any:
+    import jax
+
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def attention_s_gradient(q: Any, k: Any, v: Any) -> Any:
+    import jax
+
+    return jax.grad(lambda k: (attention(q, k, v) ** 2).sum())(k)
+
+
+def narrow_network(x: Any, w: Any) -> Any:
+    import jax
+
+    return jax.nn.softmax(jax.nn.relu(x @ w) @ w, -1)
+
+
+def narrow_network_s_gradient(x: Any, w: Any) -> Any:
+    import jax
+
+    return jax.grad(lambda w: narrow_network(x, w).var())(w)
+
+
+def last_token(x: Any, w: Any) -> Any:
+    import jax
+
+    return jax.nn.softmax(jax.nn.gelu(x @ w), -1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "type"),
+    [
+        (attention, [(2, 512, 8, 64)] * 3, "bfloat16"),
+        (attention, [(2, 512, 8, 64)] * 3, "float32"),
+        (attention_s_gradient, [(4, 1024, 8, 64)] * 3, "bfloat16"),
+        (narrow_network, [(100_000, 64), (64, 64)], "float32"),
+        (narrow_network_s_gradient, [(100_000, 64), (64, 64)], "bfloat16"),
+        (last_token, [(8, 4096), (4096, 4096)], "bfloat16"),
+    ],
+)
+def test_kernels_of_tiles_are_not_left_to_xla(fn: Any, shapes: Any, type: str) -> None:
+    """Strict takes them: they are kernels of ours, or library calls."""
+    import jax
+
+    arguments = [jax.ShapeDtypeStruct(s, type, sharding=shape(1).sharding) for s in shapes]
+    with astitch.enabled(strict=True):
+        lowered = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("cuda",))
+        assert lowered.compile().as_text().count("custom-call") >= 1
+    assert astitch.report().programs[-1].kernels >= 1
+
+
 # ---- faults ------------------------------------------------------------------------------------------------------
 
 
