@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.cost.speed_of_light import measure_work
@@ -22,6 +22,7 @@ from astitch.graph.ir import (
     RowRegionAttrs,
     TupleType,
 )
+from astitch.graph.stitchable import is_own_call
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.program.steps import FallbackStep, LibraryStep, Program
@@ -150,15 +151,19 @@ def library_steps(program: Program) -> tuple[LibraryStep, ...]:
     return tuple(s for s in program.steps if isinstance(s, LibraryStep))
 
 
-def show_outside(program: Program) -> list[str]:
-    """The ops that nothing of ours computes, each with its reason, under the fallback that it belongs to."""
-    if not fallbacks(program):
+def show_outside(program: Program, own: Collection[str] = ()) -> list[str]:
+    """The ops that nothing of ours computes, each with its reason, under the fallback that it belongs to.
+
+    own: ops that are calls of ours in a program of XLA's, though a fallback holds them here."""
+    steps = [(s, [op for op in s.ops if op.name not in own]) for s in fallbacks(program)]
+    if not steps:
         runner = " (the NumPy reference runs them: JAX is not installed)" if program.outside else ""
         return [f"other ops: {len(program.outside)}{runner}", *(f"  {o}" for o in program.outside)]
-    lines = [f"XLA fallbacks: {len(fallbacks(program))}"]
-    for step in fallbacks(program):
-        lines.append(f"  {step.name}: {len(step.ops)} ops")
-        for op in step.ops:
+    left = [(step, ops) for step, ops in steps if ops]
+    lines = [f"XLA fallbacks: {len(left)}"]
+    for step, ops in left:
+        lines.append(f"  {step.name}: {len(ops)} ops")
+        for op in ops:
             lines += [f"    {op}", *_undo(f"keep %{op.name}" if op.product else "", "      ")]
     return lines
 
@@ -296,7 +301,7 @@ def explain(
     lines += [
         "",
         f"library calls: {len(library_steps(program))}",
-        *show_outside(program),
+        *show_outside(program, [node.name for node in scopes.graph if is_own_call(node)]),
         *show_convolutions(program),
         *show_epilogues(program, plans),
     ]
