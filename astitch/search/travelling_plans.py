@@ -28,7 +28,7 @@ FORM = "astitch plans 1"
 
 
 class PlansWarning(UserWarning):
-    """Plans of a file are not used."""
+    """Plans of a file are not used, or a file has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,16 @@ def export_plans(file: str | Path) -> int:
     """Writes all plans that were tuned on this machine into a file, for import_plans; returns how many.
 
     The file holds JSON: for each plan the hash of what it computes, the schedule, the GPU, the times and the sources of
-    astitch; and a checksum of all.  Raises OSError.
+    astitch; and a checksum of all.  Warns where there is none.  Raises OSError.
     """
     entries = tune.list_kept()
+    if not entries:
+        warnings.warn(
+            f"astitch: {file} has no plan: nothing was tuned on this machine\n"
+            "  run with tune=True on a GPU, with the same ASTITCH_CACHE_DIR",
+            PlansWarning,
+            stacklevel=2,
+        )
     body = json.dumps({"form": FORM, "plans": entries}, sort_keys=True)
     text = json.dumps({"sha256": _sign(body), "body": body})
     Path(file).write_text(text + "\n", "utf-8")
@@ -64,10 +71,17 @@ def import_plans(file: str | Path) -> int:
 
     Nothing is measured for them.  A plan is used on the GPU that it was tuned on, where it can still be made and passes
     its checks; else the compiler plans as ever.
-    Raises InvalidOption for a file that is not whole, or of another form.
+    Raises InvalidOption for a file that cannot be read, is not whole, or of another form.
     """
     try:
-        found = json.loads(Path(file).read_text("utf-8"))
+        text = Path(file).read_text("utf-8")
+    except OSError as error:
+        raise InvalidOption(
+            f"astitch.import_plans: {file} cannot be read: {error.strerror}\n"
+            "  give a file that astitch.export_plans wrote"
+        ) from None
+    try:
+        found = json.loads(text)
         body = found["body"]
         entries = json.loads(body)
         if found["sha256"] != _sign(body) or entries["form"] != FORM:
@@ -75,7 +89,7 @@ def import_plans(file: str | Path) -> int:
                 "its checksum is another" if entries["form"] == FORM else "its form is another"
             )
         plans = {key: _read(entry) for key, entry in entries["plans"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InvalidOption(
             f"astitch.import_plans: {file} is no file of plans: {error}\n  astitch.export_plans writes them"
         ) from None

@@ -94,6 +94,17 @@ def test_a_damaged_file_is_refused(file: Path, damage: str | None) -> None:
         astitch.import_plans(file)
 
 
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="cannot be read: No such file or directory"):
+        astitch.import_plans(tmp_path / "plans.json")
+
+
+def test_nothing_to_export_is_told(tmp_path: Path) -> None:
+    with pytest.warns(PlansWarning, match="nothing was tuned on this machine"):
+        assert astitch.export_plans(tmp_path / "plans.json") == 0
+    assert astitch.import_plans(tmp_path / "plans.json") == 0
+
+
 def test_imported_plans_are_part_of_the_keys(file: Path) -> None:
     assert travelling_plans.fingerprint() == ""
     astitch.import_plans(file)
