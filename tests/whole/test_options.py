@@ -71,15 +71,24 @@ def test_an_earlier_name_is_not_read_and_says_what_is(monkeypatch: pytest.Monkey
 
 def test_names_are_few_and_documented() -> None:
     assert len(options.NAMES) <= 10
-    read = set()
-    for path in (REPOSITORY / "astitch").rglob("*.py"):
-        read |= set(
-            re.findall(
-                r"\bASTITCH_(?:CACHE|CHECK|DEBUG|LOG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
-                path.read_text(),
-            )
-        )
-    assert read == {*options.NAMES, *options.REPLACED}
+    reads = re.compile(r"""(?:environ\.get\(|environ\[|getenv\(|_read\()\s*["'](ASTITCH_\w+)""")
+    read: set[str] = set()
+    for package in ("astitch", "tf_addon"):
+        for path in (REPOSITORY / package).rglob("*"):
+            if path.suffix in (".py", ".cc", ".h", ".cuh"):
+                read |= {*reads.findall(path.read_text("utf-8"))}
+    assert read == {*options.NAMES}
     readme = (REPOSITORY / "README.md").read_text("utf-8")
     for name in options.NAMES:
         assert f"| `{name}` |" in readme
+
+
+def test_documents_name_no_others() -> None:
+    """A macro of the CUDA text stands before a bracket."""
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"\bASTITCH_\w+\b(?!\()", page.read_text("utf-8"))
+    }
+    assert named == {*options.NAMES}
