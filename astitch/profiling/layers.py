@@ -20,8 +20,8 @@ ELSEWHERE = "(no name)"
 
 _AROUND = "jit pjit jvp transpose vmap checkpoint remat rematted_computation custom_jvp custom_vjp"
 _WRAPPED = re.compile(rf"^(?:{_AROUND.replace(' ', '|')})\((.*)\)$")
-_NO_SCOPE = frozenset(
-    "checkpoint rematted_computation while body cond scan branch_0_fun branch_1_fun closed_call".split()
+_NO_SCOPE = re.compile(
+    r"checkpoint|rematted_computation|while|body|cond|scan|branch_\d+_fun|eval_jaxpr|(closed_)?call(\.\d+)?"
 )
 
 
@@ -97,7 +97,8 @@ def name_layer(place: str) -> str:
     """
     line, _, path = place.rpartition(" ")
     *scopes, _ = path.split("/") if "/" in path else [""]
-    names = [name for scope in scopes if (name := _unwrap(scope)) and name not in _NO_SCOPE]
+    unwrapped = filter(None, map(_unwrap, scopes))
+    names = [name for name in unwrapped if not _NO_SCOPE.fullmatch(name)]
     if names:
         return "/".join(names[:DEEPEST])
     return line.rpartition("/")[2] or ELSEWHERE

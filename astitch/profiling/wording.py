@@ -41,11 +41,13 @@ HEAD = 14
 
 
 def format_us(us: float | None) -> str:
-    """Three digits: 0.83 µs, 12.4 µs, 1.25 ms."""
+    """Three digits: 0.83 µs, 12.4 µs, 1.25 ms; ≈ 0 µs below 5 ns."""
     if us is None:
         return UNKNOWN
     if us == 0:
         return "0 µs"
+    if 0 < us < 0.005:
+        return "≈ 0 µs"
     if us >= 999.5:
         return f"{us / 1e3:.{2 if us < 9995 else 1 if us < 99950 else 0}f} ms"
     return f"{us:.{2 if us < 9.995 else 1 if us < 99.95 else 0}f} µs"

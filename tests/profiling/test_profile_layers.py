@@ -20,6 +20,7 @@ from astitch.profiling.report import MEMORY, Kernel, Machine, Report, Side
         ("m.py:4 jit(f)/jvp(Attention)/value/abc,cde->abde/dot_general", "Attention/value"),
         ("m.py:4 jit(f)/Attention/transpose(jvp(...qk,...kd))/dot_general", "Attention"),
         ("m.py:4 jit(f)/ii->i/mul", "m.py:4"),
+        ("m.py:4 jit(f)/call.3/eval_jaxpr/while/body/closed_call/add", "m.py:4"),
         ("broadcast.5", ELSEWHERE),
     ],
 )
