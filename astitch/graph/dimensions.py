@@ -165,26 +165,22 @@ def _align_rows(
     """Identifies the atoms along which rows are reduced with those along which the result is repeated.
 
     `y * mean(x)` has rows of two arrays.  Where they have one length the threads of a row of x hold one of y too, and
-    the mean stays with them.
+    the mean stays with them.  reduced: by value, the rows from which it is computed.
     """
     reduced: dict[str, tuple[tuple[int, ...], ...]] = {}
     for name in members:
-        node, row = graph[name], OPS[graph[name].op]
-        behind = dict.fromkeys(along for o in node.operands for along in reduced.get(o, ()))
-        if row.is_reduce or row.is_broadcast:
-            wide, narrow = raw[name], raw[node.operands[0]]
-            if row.is_reduce:
-                wide, narrow = narrow, wide
-            along = _find_minor(union, wide, narrow)
-            if row.is_reduce:
-                reduced[name] = (along,) if along else ()
-                continue
-            for other in behind:
-                if [union.extent[a] for a in along] == [union.extent[a] for a in other]:
-                    for one, same in zip(along, other, strict=True):
-                        union.merge(one, same)
-                    break
-        elif row.kind in (Kind.ELEMENTWISE, Kind.PROJECTION) or row.is_view:
+        node, op = graph[name], OPS[graph[name].op]
+        behind = dict.fromkeys(row for o in node.operands for row in reduced.get(o, ()))
+        if op.is_reduce:
+            row = _find_minor(union, raw[node.operands[0]], raw[name])
+            reduced[name] = (row,) if row else ()
+        elif op.is_broadcast and behind and not is_uniform(graph, name):
+            row = _find_minor(union, raw[name], raw[node.operands[0]])
+            lengths = [union.extent[a] for a in row]
+            alike = (r for r in behind if [union.extent[a] for a in r] == lengths)
+            for one, other in zip(row, next(alike, ()), strict=False):
+                union.merge(one, other)
+        elif op.kind in (Kind.ELEMENTWISE, Kind.PROJECTION) or op.is_view:
             reduced[name] = tuple(behind)[:MOST_ALIGNED]
 
 

@@ -467,9 +467,9 @@ class _Arranger:
                 if draft is None or draft.loop.number in found:
                     continue
                 mapping = draft.loop.mapping
-                if atoms == {*mapping.outer, *mapping.row, *mapping.col}:
-                    if why_not_hosted(reader, mapping) is None:
-                        found[draft.loop.number] = draft.loop
+                walked = {*mapping.outer, *mapping.row, *mapping.col}
+                if walked == atoms and why_not_hosted(reader, mapping) is None:
+                    found[draft.loop.number] = draft.loop
         return found
 
     def why_not_in(self, root: Root, known: Reads, loop: _Loop) -> str | None:

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.usefixtures("host_engine")
 
 TINY = models.list_entries("tiny")
 
+STEPS = 6
+"""Training steps that are compared: the emulation takes a second for one."""
+
 
 def name_entry(entry: Entry) -> str:
     return entry.key
@@ -35,12 +38,12 @@ def name_entry(entry: Entry) -> str:
 
 @pytest.mark.parametrize("entry", TINY, ids=name_entry)
 def test_astitch_agrees_with_xla(entry: Entry) -> None:
-    """Outputs; in training the losses of 20 steps and the gradients of the first."""
-    options = models.make_parser().parse_args(["--check"])
+    """Outputs; in training the losses of steps and the gradients of the first.  The command compares 20 steps."""
+    options = models.make_parser().parse_args(["--check", "--steps", str(STEPS)])
     row = models.measure_entry(entry, options, "")
     assert row.notes == {}
     assert models.is_right(row), row
-    assert len(row.loss_errors) == (20 if entry.mode == "train" else 0)
+    assert len(row.loss_errors) == (STEPS if entry.mode == "train" else 0)
     if entry.mode == "train":
         assert row.gradient_error is not None
         assert row.gradient_error < 1e-4

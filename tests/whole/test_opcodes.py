@@ -172,22 +172,22 @@ def _bitcast_to(target):
 # ---- families with attributes ----------------------------------------------------------------------
 
 FAMILIES = {  # family: (batches, cases in a batch)
-    "movements": (16, 32),
-    "scatters": (11, 25),
+    "movements": (10, 32),
+    "scatters": (7, 25),
     "indexed_updates": (4, 25),
-    "reductions": (10, 25),
-    "windows": (7, 25),
+    "reductions": (7, 25),
+    "windows": (5, 25),
     "running": (4, 14),
     "poolings": (3, 6),
-    "sorts": (6, 25),
-    "products": (8, 30),
-    "convolutions": (5, 15),
+    "sorts": (4, 25),
+    "products": (5, 30),
+    "convolutions": (4, 15),
     "transforms": (4, 25),
     "controls": (4, 20),
     "samples": (2, 15),
     "generators": (1, 20),
     "activations": (4, 25),
-    "texts": (6, 25),
+    "texts": (4, 25),
 }
 
 

@@ -34,12 +34,12 @@ LONG_PLANNED = ("clip_adam_full_f32", "clip_adam_medium_bf16")
 
 
 def list_planned(gpu: str) -> list[str]:
-    """The modules that are planned here for a GPU: all, or every second for one that is much like another; by command
+    """The modules that are planned here for a GPU: all, or every fourth for one that is much like another; by command
     all."""
     number = GPUS.index(gpu)
     left_out = LONG_PLANNED[number % 2]
     names = [n for n in (*large_shapes.LARGE, *SOON_PLANNED.split()) if n != left_out]
-    return names if gpu in EMITTED_FOR else names[number % 2 :: 2]
+    return names if gpu in EMITTED_FOR else names[number % 4 :: 4]
 
 
 XLA_FORMS = {
