@@ -99,18 +99,31 @@ class _Union:
             self.fresh(minor, self.nodes[atom]),
         )
 
+    def may_merge(self, a: int, b: int) -> bool:
+        a, b = self.root(a), self.root(b)
+        return a == b or self.nodes[a].isdisjoint(self.nodes[b])
+
     def merge(self, a: int, b: int) -> bool:
         """Make two leaves one; refused when a node would then have one atom twice."""
+        if not self.may_merge(a, b):
+            return False
         a, b = self.root(a), self.root(b)
         if a == b:
             return True
-        if not self.nodes[a].isdisjoint(self.nodes[b]):
-            return False
         if len(self.nodes[a]) < len(self.nodes[b]):
             a, b = b, a
         self.parent[b] = a
         self.nodes[a] |= self.nodes[b]
         return True
+
+    def merge_rows(self, one: Sequence[int], other: Sequence[int]) -> None:
+        """Make two rows of leaves one, if the lengths are the same and no leaf is refused: half a row is of no use."""
+        if [self.extent[a] for a in one] != [self.extent[a] for a in other]:
+            return
+        pairs = list(zip(one, other, strict=True))
+        if all(self.may_merge(a, b) for a, b in pairs):
+            for a, b in pairs:
+                self.merge(a, b)
 
     def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
         """Identify two rows of atoms from the minor end, splitting where one extent divides the other."""
@@ -162,7 +175,7 @@ def _is_cut(node: Node) -> bool:
 def _align_rows(
     graph: Graph, members: Iterable[str], raw: Mapping[str, list[list[int]]], union: _Union
 ) -> None:
-    """Identifies the atoms along which rows are reduced with those along which the result is repeated.
+    """Identifies the atoms along which rows are reduced with those along which the results are repeated.
 
     `y * mean(x)` has rows of two arrays.  Where they have one length the threads of a row of x hold one of y too, and
     the mean stays with them.  reduced: by value, the rows from which it is computed.
@@ -176,10 +189,8 @@ def _align_rows(
             reduced[name] = (row,) if row else ()
         elif op.is_broadcast and behind and not is_uniform(graph, name):
             row = _find_minor(union, raw[name], raw[node.operands[0]])
-            lengths = [union.extent[a] for a in row]
-            alike = (r for r in behind if [union.extent[a] for a in r] == lengths)
-            for one, other in zip(row, next(alike, ()), strict=False):
-                union.merge(one, other)
+            for other in behind:
+                union.merge_rows(row, other)
         elif op.kind in (Kind.ELEMENTWISE, Kind.PROJECTION) or op.is_view:
             reduced[name] = tuple(behind)[:MOST_ALIGNED]
 

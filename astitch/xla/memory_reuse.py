@@ -145,7 +145,9 @@ def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> Array
     one."""
     base = graph[buffer.partition("#")[0]]
     type_ = storage_type(graph, buffer)
-    if base.is_parameter or base.is_constant or type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
+    if base.is_parameter or base.is_constant or isinstance(base.type, TupleType):
+        return None
+    if type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
         return None
     pending, readers = [base.name], set[str]()
     while pending:
@@ -153,7 +155,7 @@ def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> Array
         if name in graph.outputs:
             return None
         for user in graph.users[name]:
-            if storage_name(graph, user) == buffer or isinstance(base.type, TupleType):
+            if storage_name(graph, user) == buffer:
                 pending.append(user)
             else:
                 readers.add(user)

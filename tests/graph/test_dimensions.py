@@ -157,6 +157,28 @@ def test_rows_of_one_length_are_walked_together(
     assert set(apart.space(x)) & set(apart.space(y)) == {apart.space(x)[0]}
 
 
+def test_all_rows_behind_a_value_are_walked_together() -> None:
+    """z * (sum(x) + max(y))"""
+    g = GraphBuilder()
+    x, y, z = (g.parameter("f32[4,6]") for _ in range(3))
+    both = g.same("add", g.reduce(x, (1,), "add"), g.reduce(y, (1,), "maximum"))
+    graph = g.build(g.same("multiply", z, g.broadcast(both, (4, 6), (0,))))
+    dimensions = find_dimensions(graph, graph.nodes, align_rows=True)
+    assert dimensions.space(x) == dimensions.space(y) == dimensions.space(z)
+
+
+def test_a_row_is_walked_together_wholly_or_not_at_all() -> None:
+    """A table of all pairs of last columns keeps these apart, and so the first columns too."""
+    g = GraphBuilder()
+    x, y = g.parameter("f32[4,5,6]"), g.parameter("f32[4,5,6]")
+    total = g.broadcast(g.reduce(x, (1, 2), "add"), (4, 5, 6), (0,))
+    one, other = (g.reduce(v, (0, 1), "maximum") for v in (x, y))
+    table = g.same("add", g.broadcast(one, (6, 6), (0,)), g.broadcast(other, (6, 6), (1,)))
+    graph = g.build(g.same("multiply", y, total), table)
+    dimensions = find_dimensions(graph, graph.nodes, align_rows=True)
+    assert set(dimensions.space(x)) & set(dimensions.space(y)) == {dimensions.space(x)[0]}
+
+
 def test_columns_are_not_walked_together() -> None:
     g = GraphBuilder()
     x, y = g.parameter("f32[6,4]"), g.parameter("f32[6,4]")

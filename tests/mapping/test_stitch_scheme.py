@@ -208,7 +208,15 @@ def corrected(x: Any, y: Any) -> Any:
     return x - y.max(-1, keepdims=True), y * x.std(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("fn", [scaled, scaled_beside_softmax, shaded, corrected])
+def scaled_by_both(x: Any, y: Any) -> Any:
+    """A sum of statistics of two arrays, for the elements of one of them: no other op connects their columns."""
+    return x * (x.mean(-1, keepdims=True) + y.max(-1, keepdims=True))
+
+
+ROW_PROGRAMS = [scaled, scaled_beside_softmax, shaded, corrected, scaled_by_both]
+
+
+@pytest.mark.parametrize("fn", ROW_PROGRAMS)
 @pytest.mark.parametrize("shape", [(4096, 256), (16, 500, 384), (300_000, 3), (50_000, 4)])
 def test_rows_of_several_arrays_stay_in_their_blocks(fn: Any, shape: tuple[int, ...]) -> None:
     args = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -216,7 +224,7 @@ def test_rows_of_several_arrays_stay_in_their_blocks(fn: Any, shape: tuple[int, 
     assert (plan.arrangement.levels, len(plan.arrangement.loops)) == (1, 1)
 
 
-@pytest.mark.parametrize("fn", [scaled, scaled_beside_softmax, shaded, corrected])
+@pytest.mark.parametrize("fn", ROW_PROGRAMS)
 @pytest.mark.parametrize("shape", [(37, 96), (3, 5, 65), (1000, 3)])
 def test_rows_of_several_arrays_have_their_values(fn: Any, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
