@@ -39,7 +39,7 @@ def _list_uncompiled() -> list[str]:
             if getattr(each, "compiled", False) and not each.jit_compile:
                 models.append(str(getattr(each, "name", kind.__name__)))
         elif function is not None and issubclass(kind, function):
-            if _is_users(each) and not each._jit_compile and each.experimental_get_tracing_count():
+            if _is_users(each) and not _is_compiled(each) and each.experimental_get_tracing_count():
                 functions.append(str(getattr(each.python_function, "__name__", "a function")))
     notes = []
     if models:
@@ -59,6 +59,11 @@ def _list_uncompiled() -> list[str]:
 def _list(names: Iterable[str]) -> str:
     each = sorted(set(names))
     return ", ".join(each[:MOST_NAMES]) + (" ..." if len(each) > MOST_NAMES else "")
+
+
+def _is_compiled(function: Any) -> bool:
+    """Also where a TensorFlow does not say, so that nothing false is told."""
+    return bool(getattr(function, "_jit_compile", True))
 
 
 def _is_users(function: Any) -> bool:
