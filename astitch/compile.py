@@ -101,11 +101,11 @@ def compile_graph(
             cost="XLA computes all of it",
         )
     if strict:
-        made, loops = compilation.scopes.graph, target.loops
+        made = compilation.scopes.graph
         kernels = {node.name for node in made if is_own_call(node)}
-        refuse_outside(
-            compilation.program, kernels | find_planned(made, loops) if loops else kernels
-        )
+        if target.loops:
+            kernels |= find_planned(made, target.loops)
+        refuse_outside(compilation.program, kernels)
     if target.region:
         return compilation
     told = directives.list_outcomes()

@@ -100,6 +100,7 @@ class _Union:
         )
 
     def may_merge(self, a: int, b: int) -> bool:
+        """May two leaves be one?  No node may have one atom twice."""
         a, b = self.root(a), self.root(b)
         return a == b or self.nodes[a].isdisjoint(self.nodes[b])
 

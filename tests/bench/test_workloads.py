@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("host_engine")
 TINY = models.list_entries("tiny")
 
 STEPS = 6
-"""Training steps that are compared: the emulation takes a second for one."""
+"""Training steps that are compared: some 10 s for a workload, with compiling."""
 
 
 def name_entry(entry: Entry) -> str:

@@ -55,9 +55,6 @@ WORST = 1e-3
 TIMES_XLA = 2
 """Or how many times as far as XLA in f32 on the same device."""
 
-LONG_EMULATED = ("bert_train", "crnn_train")
-"""They run by the engines of a GPU alone.  Without one, tests/bench/test_workloads.py trains smaller forms of them."""
-
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 """To XLA's compiler: products by libraries only.  Its own kernels for f32 take minutes to measure, and are not what is
 tested."""
@@ -216,7 +213,7 @@ def find_worst(
     return worst
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTS if name not in LONG_EMULATED])
+@pytest.mark.parametrize("name", COUNTS)
 def test_emulated_kernels_compute_what_xla_does(name: str) -> None:
     hlo = read_exactly(name)
     graph = import_hlo(hlo)
