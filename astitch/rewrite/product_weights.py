@@ -111,6 +111,19 @@ def count_along(parts: Sequence[Part | None], label: str) -> int:
 # ---- ops that move elements
 
 
+def skip_moves(graph: Graph, name: str, parts: Parts) -> tuple[str, Parts]:
+    """What an operand is transposed and reshaped from, and the parts of its dimensions."""
+    while True:
+        node = graph[name]
+        row = OPS.get(node.opcode)
+        if not row or not (row.permutes or (row.is_view and not row.is_bitcast)):
+            return name, parts
+        moved = _step(graph, node, parts)
+        if moved is None:
+            return name, parts
+        name, parts = node.operands[0], moved
+
+
 def _list_pieces(graph: Graph, name: str, parts: Parts) -> Iterator[tuple[str, Parts, int]]:
     """(value, its parts, its columns) of what is side by side along the columns."""
     node = graph[name]

@@ -21,6 +21,7 @@ from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.packed_words import is_unknown_conversion, is_unpackable
+from astitch.rewrite.product_weights import Part, Parts, list_parts, skip_moves
 from astitch.rewrite.simplify import rewrite_graph
 
 FEW = 4
@@ -42,6 +43,12 @@ LONG = 1024
 
 READ_AGAIN_SHARE = 4
 """Of the L2: what the operands of such a product may take if its kernel reads them again from there."""
+
+NO_LABEL = -1
+
+LEAST_BESIDE = 32
+"""Terms that lie side by side in memory where each number of the result is a sum of its own: a vector for each lane of
+a warp at least."""
 
 SUMMED = frozenset(
     {DType.F64, DType.F32, DType.F16, DType.BF16, *(d for d in DType if d.is_integer)}
@@ -72,7 +79,7 @@ def decompose_small_dots(
         if form is None:
             return None
         heard("write_out_product", node.name)
-        return (_put_terms if form.depth <= FEW else _put_sums)(draft, node, form)
+        return _put(draft, node, form)
 
     return rewrite_graph(graph, heard, write_out)
 
@@ -89,7 +96,7 @@ def write_out_dots(graph: Graph, most_terms: int) -> Graph:
         form = forms.get(node.name)
         if form is None:
             return None
-        return (_put_terms if form.depth <= FEW else _put_sums)(draft, node, form)
+        return _put(draft, node, form)
 
     return rewrite_graph(graph, lambda rule, node: None, write_out) if forms else graph
 
@@ -117,16 +124,29 @@ def _can_sum(arrays: Iterable[ArrayType], total: DType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Apart:
+    """A product of few rows and columns of which both operands lie in one order.
+
+    Dimensions of one element have a label that nothing else has.
+    """
+
+    operands: tuple[str, str]
+    form: _Form
+
+
+@dataclass(frozen=True, slots=True)
 class _Form:
     """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
     from `rank` on one that is summed.  sizes: of the labels.  source: the labels of the larger operand in the order in
-    which they lie in memory, where it is a transpose that is left out; else empty."""
+    which they lie in memory, where it is a transpose that is left out; else empty.  apart: where each number of
+    the result is a sum of its own, the same product of the operands as they lie in memory."""
 
     rank: int
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
     sizes: Mapping[int, int]
     source: tuple[int, ...] = ()
+    apart: _Apart | None = None
 
     def count(self, labels: Sequence[int]) -> int:
         return math.prod(self.sizes[label] for label in labels)
@@ -178,7 +198,9 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
     form = _label(attrs, lhs.shape, rhs.shape)
     few = form.few
     again = max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES and not _reads_gram(form, operands, gpu)
-    if form.depth > FEW and few > 1 and again:
+    if again and (apart := _find_apart(graph, node, form)):
+        form = replace(form, apart=apart)
+    elif form.depth > FEW and few > 1 and again:
         form = replace(form, source=_find_source(graph, node, form))
         if not form.source or few > FEW_OVER_TRANSPOSED:
             return None
@@ -205,6 +227,45 @@ def _reads_gram(form: _Form, operands: Sequence[ArrayType], gpu: Gpu) -> bool:
         return False
     beside = all(labels[-1] < form.rank for labels in (form.lhs, form.rhs))
     return beside or sum(a.bytes for a in operands) <= gpu.l2_bytes // READ_AGAIN_SHARE
+
+
+def _find_apart(graph: Graph, node: Node, form: _Form) -> _Apart | None:
+    """The product of what its operands are moved from, if a kernel that adds up the terms of each number apart reads
+    what lies side by side."""
+    if not form.is_gram or form.few < 2:
+        return None
+    sides: list[tuple[str, Parts]] = []
+    for name, labels in zip(node.operands, (form.lhs, form.rhs), strict=True):
+        sides.append(skip_moves(graph, name, list_parts(graph[name].shape, [*map(str, labels)])))
+    (lhs, summed), (rhs, of_rhs) = (_split_sums(parts, form) for _, parts in sides)
+    if summed != of_rhs or any(len({*labels}) < len(labels) for labels in (lhs, rhs)):
+        return None  # in another order, or a row or column is two dimensions
+    sizes = {label: form.sizes[label] for label in (*lhs, *rhs)} | {NO_LABEL: 1}
+    sizes |= {form.rank + i: part.extent for i, part in enumerate(summed)}
+    x, y = (tuple(_relabel(part, summed, form) for part in parts) for _, parts in sides)
+    if min(_count_beside(labels, sizes, form.rank) for labels in (x, y)) < LEAST_BESIDE:
+        return None
+    as_they_lie = _Form(form.rank, x, y, sizes)
+    return _Apart((sides[0][0], sides[1][0]), as_they_lie)
+
+
+def _split_sums(parts: Parts, form: _Form) -> tuple[list[int], list[Part]]:
+    """Labels that the result has, and the parts that are summed."""
+    held = [part for part in parts if part]
+    kept = [label for part in held if (label := int(part.label)) < form.rank]
+    return kept, [part for part in held if int(part.label) >= form.rank]
+
+
+def _count_beside(labels: Sequence[int], sizes: Mapping[int, int], rank: int) -> int:
+    """Terms of a sum that lie side by side in memory."""
+    behind = itertools.takewhile(lambda label: label == NO_LABEL or label >= rank, reversed(labels))
+    return math.prod(sizes[label] for label in behind)
+
+
+def _relabel(part: Part | None, summed: Sequence[Part], form: _Form) -> int:
+    if part is None:
+        return NO_LABEL
+    return form.rank + summed.index(part) if part in summed else int(part.label)
 
 
 def _is_better_in_xla(graph: Graph, name: str, form: _Form) -> bool:
@@ -298,6 +359,12 @@ def _meets_kernel(graph: Graph, node: Node) -> bool:
 # ---- how they are written ----------------------------------------------------------------------------------------
 
 
+def _put(draft: Draft, node: Node, form: _Form) -> str:
+    if form.apart:
+        return _put_numbers(draft, node, form.apart)
+    return (_put_terms if form.depth <= FEW else _put_sums)(draft, node, form)
+
+
 def _put_terms(draft: Draft, node: Node, form: _Form) -> str:
     """Each term of the sum at the shape of the result, one added to the other."""
     ops, total = DraftOps(node, draft), _type_of_sums(node)
@@ -316,9 +383,7 @@ def _cut_terms(
     """What an operand gives to each term, in one order for both."""
     for index in itertools.product(*(range(form.sizes[label]) for label in form.summed)):
         at = dict(zip(form.summed, index, strict=True))
-        starts = [at.get(label, 0) for label in labels]
-        limits = [at[label] + 1 if label in at else form.sizes[label] for label in labels]
-        part = ops.convert(ops.cut(name, starts, limits), dtype)
+        part = _cut(ops, name, labels, form, at, dtype)
         yield _spread(ops, part, labels, form, range(form.rank))
 
 
@@ -348,6 +413,46 @@ def _put_sums(draft: Draft, node: Node, form: _Form) -> str:
     kept = [label for label in order if label < form.rank]
     result = ops.transpose(result, [kept.index(label) for label in sorted(kept)])
     return ops.reshape(ops.convert(result, node.dtype), node.shape)
+
+
+def _put_numbers(draft: Draft, node: Node, apart: _Apart) -> str:
+    """Each number of the few rows and columns as a sum of its own: no element is read twice."""
+    ops, total, form = DraftOps(node, draft), _type_of_sums(node), apart.form
+    own = [label for label in (*form.rows, *form.columns) if label != NO_LABEL]
+    order = [label for label in form.lhs if label not in (*own, NO_LABEL)]
+    summed = [place for place, label in enumerate(order) if label >= form.rank]
+    kept = [label for label in order if label < form.rank]
+
+    def write(at: Mapping[int, int], labels: Sequence[int]) -> str:
+        """The numbers at these places of the labels before, and at all places of `labels`."""
+        if labels:
+            first, *others = labels
+            places = range(form.sizes[first])
+            return ops.concatenate([write({**at, first: i}, others) for i in places], first)
+        sides = zip(apart.operands, (form.lhs, form.rhs), strict=True)
+        x, y = (
+            _spread(ops, _cut(ops, name, labels, form, at, total), labels, form, order)
+            for name, labels in sides
+        )
+        number = ops.sum(ops.both("multiply", x, y), summed)
+        number = ops.transpose(number, [kept.index(label) for label in sorted(kept)])
+        return ops.reshape(number, [form.sizes[d] if d in kept else 1 for d in range(form.rank)])
+
+    return ops.convert(write({}, own), node.dtype)
+
+
+def _cut(
+    ops: DraftOps,
+    name: str,
+    labels: Sequence[int],
+    form: _Form,
+    at: Mapping[int, int],
+    dtype: DType,
+) -> str:
+    """An operand at these places of some labels."""
+    starts = [at.get(label, 0) for label in labels]
+    limits = [at[label] + 1 if label in at else form.sizes[label] for label in labels]
+    return ops.convert(ops.cut(name, starts, limits), dtype)
 
 
 def _spread(

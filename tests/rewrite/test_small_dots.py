@@ -85,7 +85,17 @@ def test_a_product_is_small_if_its_operands_are_most_of_it(
         ("kbi,kbj->bij", (20_000, 8, 3), (20_000, 8, 2), True),
         ("ik,jk->ij", (2, 40_000), (2, 40_000), True),
         ("ki,kj->ij", (2_000_000, 3), (2_000_000, 3), True),  # rows lie side by side
-        ("ik,jk->ij", (3, 2_000_000), (3, 2_000_000), False),  # 24 MB would be read three times
+        (
+            "ik,jk->ij",
+            (3, 2_000_000),
+            (3, 2_000_000),
+            True,
+        ),  # nine sums, for which all is read once
+        ("ki,jk->ij", (2_000_000, 3), (3, 2_000_000), False),  # 24 MB would be read three times
+        ("btid,btjd->ij", (8, 512, 4, 512), (8, 512, 4, 512), True),
+        ("btid,tbjd->ij", (8, 512, 4, 512), (512, 8, 4, 512), False),  # in two orders
+        ("bidt,bjdt->ij", (512, 4, 512, 8), (512, 4, 512, 8), True),
+        ("bidt,bjdt->ij", (512, 5, 512, 8), (512, 5, 512, 8), False),
         ("ki,kj->ij", (50_000, 3), (50_000, 5), False),
         ("bki,bkj->bij", (2_000, 50, 3), (2_000, 50, 3), False),  # no long sums
     ],
@@ -324,6 +334,18 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
         lambda x: jnp.einsum("bik,bjk->bij", jnp.tanh(x), x) * 2,
         (normal(3, 4, 1100, dtype=jnp.bfloat16),),
     ),
+    "gradients of a mix of streams of a group": (
+        lambda x, y: jnp.einsum("btnd,btmd->nm", jnp.tanh(x), y) * 2,
+        (normal(3, 20, 4, 40), normal(3, 20, 3, 40)),
+    ),
+    "streams, half, by rows, of a group": (
+        lambda x, y: jnp.einsum("nbd,bmd->mn", x, jnp.tanh(y)[:, 1:]) * 2,
+        (normal(2, 40, 48, dtype=jnp.bfloat16), normal(40, 4, 48, dtype=jnp.bfloat16)),
+    ),
+    "streams beside a dimension of one, of a group": (
+        lambda x, y: jnp.einsum("anc,mc->anm", jnp.tanh(x), y[:, 0]) * 2,
+        (normal(1, 3, 1500), normal(4, 1, 1500)),
+    ),
     "squares of small matrices": (
         lambda x: jnp.tanh(x @ x.swapaxes(-1, -2) / 10),
         (normal(30_000, 2, 2),),
@@ -340,6 +362,7 @@ def test_kernels_compute_them(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if name.endswith("of a group"):  # as if caches were large
         monkeypatch.setattr("astitch.rewrite.small_dots.LEAST_TRANSPOSED_BYTES", 0)
         monkeypatch.setattr("astitch.rewrite.small_dots.READ_AGAIN_BYTES", 1024)
+        monkeypatch.setattr("astitch.rewrite.small_dots.READ_AGAIN_SHARE", 1 << 40)
     fn, arguments = CASES[name]
     hlo = lower(fn, *arguments)
     compilation = compile_hlo(hlo)
