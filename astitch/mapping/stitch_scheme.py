@@ -559,7 +559,8 @@ class _Arranger:
         part = Symbol(f"{draft.root.name}#part", draft.partials)
         # As if its elements were wide: one column a thread spreads the few columns over more blocks.
         space = Space((part, *kept), frozenset({part}), 16)
-        index = (ix.of_symbol(part), *draft.root.result_index)
+        at = ix.of_symbol(part) if draft.partials > 1 else ix.ZERO
+        index = (at, *draft.root.result_index)
         root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
         whole = replace(self.schedule, split=1)  # never split again
         mapping = map_space(space, self.gpu, self.block, 1, whole)

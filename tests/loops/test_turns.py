@@ -495,6 +495,30 @@ def test_two_dimensions_of_rows(heads: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert_computes(compilation, delta_rule_of_heads, arguments)
 
 
+def gated_rule(q: Any, k: Any, v: Any, gate: Any) -> Any:
+    """The sum of what a gated delta rule of 64 x 64 numbers a head puts out."""
+
+    def turn(state: Any, now: Any) -> Any:
+        q, k, v, gate = now
+        state = state * gate[..., None, None]
+        rest = v - jnp.einsum("bhvk,bhk->bhv", state, k)
+        state = state + rest[..., :, None] * k[..., None, :]
+        return state, jnp.einsum("bhvk,bhk->bhv", state, q)
+
+    return jnp.square(lax.scan(turn, jnp.zeros((1, 2, 64, 64)), (q, k, v, gate))[1]).sum()
+
+
+def test_a_block_alone_adds_up_what_several_would_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over a state on one block: of columns, of rows, and of all its numbers."""
+    rows = tuple(normal(i, 5, 1, 2, 64, scale=0.1) for i in range(3))
+    arguments = (*rows, np.abs(normal(4, 5, 1, 2, scale=0.3)))
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    gradients = jax.grad(gated_rule, (0, 1, 2, 3))
+    compilation = compile_loops(gradients, arguments)
+    assert any("2 blocks, each with 1 of the rows" in note for note in compilation.loops)
+    assert_computes(compilation, gradients, arguments)
+
+
 def find_rows_of(fn: Callable[..., Any], arguments: Any) -> int:
     graph = import_hlo(lower(fn, *arguments, keep_unused=True))
     (node, *_) = loops_of(graph)
