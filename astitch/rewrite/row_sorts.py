@@ -1,7 +1,8 @@
 """Graph -> Graph: sorts of rows that a block holds as sorts of whole numbers, which kernels do.
 
 An element and its position are one word, as in top_k.py.  The threads of a row sort the words.  What goes with them is
-read at their positions.  A topk of longer rows is one of pieces, then of the largest of each.
+read at their positions.  A topk of longer rows is one of pieces, then of the largest of each; so is a sort of which
+some first or last elements are read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
+    DimensionsAttrs,
     DType,
     GatherAttrs,
     GetTupleElementAttrs,
@@ -30,6 +32,7 @@ from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.sort_orders import Order, is_count
 from astitch.rewrite.sort_words import POSITION_BITS, SortWords
+from astitch.rewrite.top_k import Part, find_parts
 
 MOST_LARGEST = 128
 """Of a row that is longer than a block sorts."""
@@ -49,9 +52,25 @@ def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
     """The same function.  Sorts by other than one value of each element stay, and those of long rows."""
     heard: Log = log or (lambda rule, node: None)
     found: dict[str, _Sorted] = {}
+    ends: dict[str, _Ends] = {}
     sorts = [n for n in graph if isinstance(n.attrs, SortAttrs | TopKAttrs)]
+    parts = {
+        n.name: of
+        for n in sorts
+        if _is_long(n, graph) and (of := find_parts(graph, n, MOST_LARGEST))
+    }
+    readers = {part.name: part for of in parts.values() for part in of}
 
     def change(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
+        if node.name in parts:
+            words = _Words(node, draft)
+            order = words.read()
+            if order is not None:
+                heard("sort_rows", node.name)
+                ends[node.name] = _Ends.find(words, order, parts[node.name])
+            return None
+        if (part := readers.get(node.name)) and part.sort in ends:
+            return ends[part.sort].put(part)
         if isinstance(node.attrs, SortAttrs | TopKAttrs):
             sort = _read(graph, node, draft)
             if sort is None:
@@ -67,6 +86,14 @@ def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
         return None
 
     return rewrite_graph(graph, heard, change) if sorts else graph
+
+
+def _is_long(node: Node, graph: Graph) -> bool:
+    """Is it a sort of rows that no block sorts?"""
+    a = node.attrs
+    if not isinstance(a, SortAttrs) or find_running(node) is not None:
+        return False
+    return graph[node.operands[0]].shape[a.dimension] > MOST_SORTED
 
 
 def _read(graph: Graph, node: Node, draft: Draft) -> _Sorted | None:
@@ -104,13 +131,37 @@ class _Sorted:
         return self.ops.put_result(self.words, self.order, number)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """words: of the first elements (False) and of the last ones, the last in front, along the last dimension."""
+
+    ops: _Words
+    order: Order
+    words: Mapping[bool, str]
+
+    @classmethod
+    def find(cls, ops: _Words, order: Order, parts: Sequence[Part]) -> _Ends:
+        counts = {
+            end: max(p.count for p in parts if p.is_last is end)
+            for end in {p.is_last for p in parts}
+        }
+        words = {end: ops.sort(order, count, last=end) for end, count in counts.items()}
+        return cls(ops, order, words)
+
+    def put(self, part: Part) -> str:
+        words = self.ops.take_first(self.words[part.is_last], part.count)
+        if part.is_last is not part.backwards:
+            words = self.ops.reverse_last(words)
+        return self.ops.put_result(words, self.order, part.number)
+
+
 class _Words(SortWords):
     """A sort or topk whose words are sorted."""
 
     most_columns = MOST_PIECES
 
-    def sort(self, order: Order, k: int) -> str:
-        """The words of the k first elements in each row."""
+    def sort(self, order: Order, k: int, *, last: bool = False) -> str:
+        """The words of the k first elements in each row.  last: of the k last, the last in front."""
         key = self.order_bits(self.lift_key(order), order)
         if order.descending:
             key = self.add("not", DType.S32, self.shape, (key,))
@@ -121,9 +172,19 @@ class _Words(SortWords):
         above = self._lift(key)
         position = self.add("iota", word, self.shape, (), IotaAttrs(self.dimension))
         words = self._turn(self.both("or", above, position))
+        if last:
+            words = self._invert(words)
         while self.draft[words].shape[-1] > MOST_SORTED:
             words = self._sort_pieces(words, k)
-        return self._first(self._sort(words), k)
+        words = self.take_first(self._sort(words), k)
+        return self._invert(words) if last else words
+
+    def _invert(self, words: str) -> str:
+        return self.add("not", DType.S64, self.draft[words].shape, (words,))
+
+    def reverse_last(self, words: str) -> str:
+        shape = self.draft[words].shape
+        return self.add("reverse", DType.S64, shape, (words,), DimensionsAttrs((len(shape) - 1,)))
 
     def _lift(self, key: str) -> str:
         """Words with a key in their upper half."""
@@ -140,7 +201,7 @@ class _Words(SortWords):
             zeros = (0,) * (len(rest) + 1)
             attrs = PadAttrs(zeros, (*zeros[1:], pieces * PIECE - n), zeros)
             words = self.add("pad", DType.S64, (*rest, pieces * PIECE), (words, most), attrs)
-        words = self._first(self._sort(self.reshape(words, (*rest, pieces, PIECE))), k)
+        words = self.take_first(self._sort(self.reshape(words, (*rest, pieces, PIECE))), k)
         return self.reshape(words, (*rest, pieces * k))
 
     def _sort(self, words: str) -> str:
@@ -152,7 +213,7 @@ class _Words(SortWords):
             "sort", array.dtype, array.shape, (words,), attrs, (region.end("before", before),)
         )
 
-    def _first(self, words: str, k: int) -> str:
+    def take_first(self, words: str, k: int) -> str:
         shape = self.draft[words].shape
         if shape[-1] == k:
             return words
@@ -167,8 +228,7 @@ class _Words(SortWords):
             return self._turn(self.convert(self._position(words), dtype))
         if number == order.operand:
             # Words of top_k.py have the other sign: their largest is the first.
-            others = self.add("not", DType.S64, self.draft[words].shape, (words,))
-            if decoded := self.decode(others, order):
+            if decoded := self.decode(self._invert(words), order):
                 return self._turn(decoded)
         return self._turn(self._gather(self._turn(operand), self._position(words)))
 

@@ -1,9 +1,12 @@
-"""Graph -> Graph: reductions of a few elements that lie nowhere in memory are written out, element by element.
+"""Graph -> Graph: reductions of a few elements are written out, element by element, where that saves a loop.
 
 The distance of two points is a sum of three squares.  All distances of n points are n * n such sums, whose terms are
 computed from 3 * n numbers.  Reduced, they have an iteration space of n * n * 3, and what follows an array to read.
 Written out they are element-wise values, computed where they are read.  That pays where further reductions read them.
 To be stored they are summed faster as rows, whose elements are loaded together.
+
+The maximum of each pair of a row, and a norm of the maxima, are two reductions of other rows: two loops, and all maxima
+in memory between them.  Written out the maxima are values of the norm's loop.
 """
 
 from __future__ import annotations
@@ -22,6 +25,13 @@ from astitch.rewrite.simplify import rewrite_graph
 
 FEW = 8
 """Elements that are few."""
+
+FEW_BESIDE = 4
+"""Elements of four bytes, side by side in memory, that are few: each is read with a stride of so many.  Of two bytes
+half as many: a warp asks for as many bytes at a time."""
+
+LONG = 64
+"""Elements of a reduction that are many."""
 
 LEAST_SHARED = 8
 """Times that each element in memory is needed, at least.  Needed less often, it is read faster in rows of vectors."""
@@ -55,13 +65,43 @@ def _is_short(graph: Graph, node: Node) -> bool:
     operand = graph[node.operands[0]].array
     elements = math.prod(operand.shape[d] for d in node.attrs.dimensions)
     monoid = monoid_of(node.regions[0])
-    return (
-        1 < elements <= FEW
-        and monoid is not None
-        and is_neutral(graph, node.operands[1], monoid)
-        and _is_nowhere_in_memory(graph, node.operands[0])
-        and _ends_in_reductions(graph, node.name)
-    )
+    if not 1 < elements <= FEW or monoid is None or not is_neutral(graph, node.operands[1], monoid):
+        return False
+    if _is_nowhere_in_memory(graph, node.operands[0]):
+        return _ends_in_reductions(graph, node.name)
+    return _meets_rows(graph, node) and elements <= _count_few(graph, node)
+
+
+def _count_few(graph: Graph, node: Node) -> int:
+    """Elements that are few where they lie in memory."""
+    assert isinstance(node.attrs, DimensionsAttrs)
+    operand = graph[node.operands[0]]
+    if len(operand.shape) - 1 in node.attrs.dimensions:
+        stored = graph[operand.operands[0]] if OPS[operand.op].is_conversion else operand
+        return FEW_BESIDE * min(stored.dtype.bytes, 4) // 4
+    others = (graph[user] for user in graph.users[operand.name] if user != node.name)
+    # Beside a sum of all of them the array is read in any case, and these are one loop with it.
+    return 1 if any(OPS[other.op].is_reduce for other in others) else FEW
+
+
+def _meets_rows(graph: Graph, node: Node) -> bool:
+    """Is what it gives reduced again, over rows of many, with no array between them?"""
+    rank = len(node.shape)
+    waiting, seen = [node.name] if rank > 1 else [], {node.name}
+    while waiting:
+        for name in graph.users[waiting.pop()]:
+            user = graph[name]
+            if name in seen:
+                continue
+            seen.add(name)
+            if OPS[user.op].is_reduce:
+                assert isinstance(user.attrs, DimensionsAttrs)
+                reduced = math.prod(graph[user.operands[0]].shape[d] for d in user.attrs.dimensions)
+                if user.attrs.dimensions == (rank - 1,) and reduced >= LONG:
+                    return True
+            elif OPS[user.op].kind is Kind.ELEMENTWISE and user.array.size == node.array.size:
+                waiting.append(name)
+    return False
 
 
 def _is_nowhere_in_memory(graph: Graph, name: str) -> bool:

@@ -39,7 +39,7 @@ MOST_COLUMNS = 1 << 16
 def take_largest(graph: Graph, log: Log | None = None) -> Graph:
     """The same function.  Sorts of which more than some first or last elements are read stay."""
     heard: Log = log or (lambda rule, node: None)
-    wanted = {node.name: parts for node in graph if (parts := _find_parts(graph, node)) is not None}
+    wanted = {node.name: parts for node in graph if (parts := find_parts(graph, node)) is not None}
     readers = {part.name: part for parts in wanted.values() for part in parts}
     found: dict[str, _Found] = {}
 
@@ -62,7 +62,7 @@ def take_largest(graph: Graph, log: Log | None = None) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """name: of the op that reads so many first or last elements of a result of a sort, in their order or backwards."""
 
     name: str
@@ -81,28 +81,28 @@ class _Found:
     order: Order
     words: Mapping[bool, Sequence[str]]
 
-    def put(self, part: _Part, node: Node) -> str:
+    def put(self, part: Part, node: Node) -> str:
         words = list(self.words[part.is_last][: part.count])
         if part.is_last is not part.backwards:
             words.reverse()
         return self.rounds.put_result(words, self.order, part.number, node)
 
 
-def _find_parts(graph: Graph, node: Node) -> list[_Part] | None:
-    """What reads a sort or topk; None: it is another op, or more than few elements are read."""
+def find_parts(graph: Graph, node: Node, most: int = MOST_ROUNDS) -> list[Part] | None:
+    """What reads a sort or topk; None: it is another op, or more than so many elements are read."""
     if isinstance(a := node.attrs, TopKAttrs):
         users = [graph[name] for name in graph.users[node.name]]
-        if node.name in graph.outputs or not 0 < a.k <= MOST_ROUNDS:
+        if node.name in graph.outputs or not 0 < a.k <= most:
             return None
         parts = [
-            _Part(u.name, node.name, u.attrs.index, a.k)
+            Part(u.name, node.name, u.attrs.index, a.k)
             for u in users
             if isinstance(u.attrs, GetTupleElementAttrs)
         ]
         return parts if parts and len(parts) == len(users) else None
     if not isinstance(node.attrs, SortAttrs):
         return None
-    found = [_read_part(graph, node, *reader) for reader in _list_readers(graph, node)]
+    found = [_read_part(graph, node, most, *reader) for reader in _list_readers(graph, node)]
     known = [part for part in found if part is not None]
     return known if known and len(known) == len(found) else None
 
@@ -126,9 +126,9 @@ def _list_readers(graph: Graph, sort: Node) -> Iterator[tuple[Node | None, int, 
 
 
 def _read_part(
-    graph: Graph, sort: Node, reader: Node | None, number: int, backwards: bool
-) -> _Part | None:
-    """None where it is another op than a slice of few first or last elements."""
+    graph: Graph, sort: Node, most: int, reader: Node | None, number: int, backwards: bool
+) -> Part | None:
+    """None where it is another op than a slice of at most so many first or last elements."""
     a = reader.attrs if reader else None
     if reader is None or not isinstance(a, SliceAttrs) or any(stride != 1 for stride in a.strides):
         return None
@@ -136,12 +136,12 @@ def _read_part(
     d = sort.attrs.dimension
     columns = graph[reader.operands[0]].shape[d]
     count, start = reader.shape[d], a.starts[d]
-    if not 0 < count <= MOST_ROUNDS or any(s for i, s in enumerate(a.starts) if i != d):
+    if not 0 < count <= most or any(s for i, s in enumerate(a.starts) if i != d):
         return None
     if start not in (0, columns - count):
         return None
     is_last = (start > 0) is not backwards
-    return _Part(reader.name, sort.name, number, count, is_last, backwards)
+    return Part(reader.name, sort.name, number, count, is_last, backwards)
 
 
 class _Rounds(SortWords):

@@ -141,6 +141,46 @@ def test_top_k_is_sorted_in_pieces_where_rows_are_long(shape: tuple[int, int], k
         assert same(found, result)
 
 
+def largest_by_names(x: Any) -> Any:
+    """As XLA writes a top_k: numbers and their places, the largest first."""
+    places = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    values, places = lax.sort((-x, places), num_keys=1)
+    return -values[:, :40], places[:, :40]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        largest_by_names,
+        lambda x: jnp.sort(x)[:, -50:],
+        lambda x: jnp.argsort(-x, -1)[:, :20],
+        lambda x: jnp.sort(x, descending=True)[:, :128],
+        lambda x: jnp.argsort(x, -1)[:, ::-1][:, :9],
+        lambda x: (jnp.sort(x.T, 0)[:30].T, jnp.sort(x)[:, -12:]),
+        lambda x: lax.sort((x, x.astype(np.int16), x > 0), num_keys=1)[1][:, -10:],
+    ],
+    ids=["names", "last", "places", "falling", "reversed", "both ends", "three"],
+)
+def test_ends_of_long_sorts_are_sorted_in_pieces(fn: Any) -> None:
+    x = draw(np.float32, (2, 5000), 3).round(2)
+    x[np.isnan(x)] = 1
+    graph = lower(fn, x)
+    assert not is_left(sort_rows(graph))
+    found = HostEngine(compile_graph(graph, gpu=preset("h100")).program).run([x])
+    for got, result in zip(found, jax.tree.leaves(jax.jit(fn)(x)), strict=True):
+        assert same(got, result)
+
+
+def test_more_of_a_long_sort_stays_xla_s() -> None:
+    long = np.zeros((2, 5000), np.float32)
+    for fn in (
+        lambda x: jnp.sort(x)[:, : MOST_LARGEST + 1],
+        lambda x: jnp.sort(x)[:, 100:120],
+        lambda x: (jnp.sort(x)[:, :20], jnp.sort(x).sum(-1)),
+    ):
+        assert is_left(sort_rows(lower(fn, long)))
+
+
 def nucleus(logits: Any) -> Any:
     """Top-p sampling as it is often written."""
     falling = jnp.sort(logits, -1, descending=True)

@@ -67,7 +67,37 @@ def angles(x: jax.Array) -> jax.Array:
     return jax.vmap(lambda a: jax.vmap(lambda b: (a * b).sum())(x).max())(x)
 
 
+def numbers(*shape: int, dtype: object = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def normalise_pairs(x: jax.Array) -> jax.Array:
+    """The larger of each two numbers, by their norm."""
+    largest = x.reshape(len(x), -1, 2).max(-1)
+    return largest / jnp.linalg.norm(largest, axis=-1, keepdims=True)
+
+
+def soften_magnitudes(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.sqrt((x**2).sum(-1)))
+
+
+def mean_entropy(x: jax.Array) -> jax.Array:
+    """Of the mean of several distributions."""
+    p = jax.nn.softmax(x).mean(0)
+    return -(p * jnp.log(p)).sum(-1)
+
+
+def mix_experts(y: jax.Array, w: jax.Array) -> jax.Array:
+    h = (y.astype(jnp.float32) * w[..., None]).sum(1)
+    return h * jax.lax.rsqrt(jnp.square(h).mean(-1, keepdims=True) + 1e-6)
+
+
 PROGRAMS = {
+    "pairs": (normalise_pairs, (numbers(5, 160),)),
+    "pairs bf16": (lambda x: normalise_pairs(x).sum(-1), (numbers(5, 160, dtype=jnp.bfloat16),)),
+    "magnitudes": (soften_magnitudes, (numbers(3, 2, 70, 3),)),
+    "entropy": (mean_entropy, (numbers(4, 6, 90),)),
+    "experts": (mix_experts, (numbers(6, 2, 80, dtype=jnp.bfloat16), numbers(6, 2))),
     "energy": (energy, (points(40, 3),)),
     "forces": (forces, (points(40, 3),)),
     "farthest": (farthest, (points(40, 2), points(24, 2))),
@@ -105,6 +135,23 @@ def test_what_lies_in_memory_is_read_as_rows() -> None:
     x = points(4096, 3)
     for fn in (lambda x: x.sum(-1), lambda x: jnp.exp(x * 2).max(-1), lambda x: (x - x[0]).sum(1)):
         assert not written_out(simplify(import_hlo(read(fn, x))))
+
+
+def test_what_meets_rows_is_written_out_where_few_lie_side_by_side() -> None:
+    half = jnp.bfloat16
+    for fn, x, written in (
+        (soften_magnitudes, numbers(8, 64, 4), True),
+        (soften_magnitudes, numbers(8, 64, 5), False),
+        (soften_magnitudes, numbers(8, 64, 2, dtype=half), True),
+        (soften_magnitudes, numbers(8, 64, 3, dtype=half), False),
+        (soften_magnitudes, numbers(8, 63, 2), False),  # the rows are short
+        (soften_magnitudes, numbers(64, 2), False),  # there is one row
+        (mean_entropy, numbers(FEW, 8, 64), True),
+        (mean_entropy, numbers(FEW + 1, 8, 64), False),
+        (lambda x: jax.nn.softmax(x.sum(0) - x.sum((0, 2))[:, None]), numbers(4, 8, 64), False),
+        (lambda x: (x.sum(0), x.sum(0).T.sum(-1)), numbers(4, 64, 64), False),
+    ):
+        assert bool(written_out(simplify(import_hlo(read(fn, x))))) is written
 
 
 def test_many_elements_are_a_reduction() -> None:
