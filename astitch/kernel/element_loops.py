@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
@@ -14,8 +14,10 @@ from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import Depth
 from astitch.kernel.on_chip import OnChip
 from astitch.kernel.residency import MAX_UNROLLED_STEPS
+from astitch.kernel.statement import Held, Use, UseOwn
 from astitch.kernel.states import kept_axes
 from astitch.kernel.task_indices import clamp, count_steps_inside
+from astitch.kernel.visit_statements import list_statements
 from astitch.mapping.roots import RootKind
 from astitch.mapping.stitch_scheme import Placement
 from astitch.tiling.columns import FEW_COLUMNS
@@ -24,6 +26,16 @@ from astitch.tiling.space import Mapping, ceil_div
 ELEMENTS_TOGETHER = 24
 """Elements that a thread of a column reduction loads before it adds the first.  Where rows do not fill its turns, a
 last turn alone would cost as much time as all others."""
+
+
+LONG_TEXT = frozenset({"sine", "cosine", "tan", "remainder"})
+"""Ops whose arguments may be far from zero, which takes two hundred instructions.  64 copies take NVRTC 1.7 s."""
+
+MOST_COPIES = 32
+"""Of such an op in one loop over rows."""
+
+HELD = (Held.STATE, Held.KEPT, Held.PREFETCHED, Held.BATCH)
+"""What has places for several rows in registers."""
 
 
 def is_unrolled(m: Mapping) -> bool:
@@ -125,7 +137,21 @@ class ElementLoops:
             return inner
         if self.sums_rows:
             return list(self.sum_rows(inner))
+        if full and m.row_steps > (turns := self.limit_turns(inner)):
+            inside = tuple(self.enter_row(inner, self.row_bound is not None))
+            return [k.Loop("k", m.row_steps, False, inside, None, turns)]
         return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
+
+    def limit_turns(self, body: Sequence[k.Statement]) -> int:
+        """The turns of the loop over rows that are written out: all, if registers hold something of each of them."""
+        chip = self.on_chip
+        held = (
+            chip.prefetched
+            or not all(kept.shared for kept in chip.kept.values())
+            or any(map(has_a_state_a_row, list_statements(body)))
+        )
+        copies = 0 if held else count_long(body)
+        return max(MOST_COPIES // copies, 1) if copies else self.mapping.row_steps
 
     def build_in_parts(self, column: Sequence[k.Statement]) -> list[k.Statement]:
         """The steps whose vectors an earlier task loop kept, then all others."""
@@ -294,3 +320,21 @@ class ElementLoops:
         if guard and not self.clamps:
             guards.append(Within(ix.of_symbol(Symbol("col", ix.UNBOUNDED)), 0, m.col_size))
         yield from guarded(tuple(guards), body)
+
+
+def has_a_state_a_row(statement: k.Statement) -> bool:
+    """Does it use registers that hold something for each row?"""
+    if isinstance(statement, k.Accumulate | k.AccumulateProduct):
+        return any(symbol.name == "k" for symbol in ix.symbols(statement.position))
+    return any(isinstance(e, Use | UseOwn) and e.held in HELD for e in statement.effects())
+
+
+def count_long(body: Iterable[k.Statement]) -> int:
+    """Copies of ops with long text in a body, in loops that are written out."""
+    count = 0
+    for statement in body:
+        if isinstance(statement, k.Value) and isinstance(statement.expr, k.Call):
+            count += statement.expr.op in LONG_TEXT
+        turns = statement.count if isinstance(statement, k.Loop) and statement.unroll else 1
+        count += turns * sum(map(count_long, statement.bodies))
+    return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch.compile import compile_graph
+from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.emit_cuda import emit_cuda
@@ -32,6 +33,7 @@ from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
 from astitch.toolchain.nvrtc import compile_cuda
+from tests.hlo_runner import lower
 from tests.scopes import find_scopes
 from tests.small_gpu import assert_close, by_jax, few_sms, find_statements, plan_for
 
@@ -603,3 +605,37 @@ def test_little_scratch_lies_side_by_side() -> None:
     assert ends == sorted(ends) and plan.kernel.scratch_bytes >= sum(
         s.type.bytes for s in plan.kernel.scratch
     )
+
+
+def write_waves(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What a sine's layer adds up for its frequencies."""
+    return (x * jnp.cos(x * w)).sum(0), (x * jnp.sin(x * w)).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "turns"),
+    [
+        (write_waves, "#pragma unroll 4"),  # of two ops, four lanes each: 32 copies
+        (lambda x, w: ((x * jnp.exp(x * w)).sum(0), (x + w).sum(0)), "#pragma unroll"),
+    ],
+    ids=["waves", "exponentials"],
+)
+def test_rows_of_long_text_are_written_out_in_part(fn: Any, turns: str) -> None:
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((65_536, 128), (128,)))
+    (kernel,) = compile_hlo(lower(fn, x, w), gpu="h100").program.kernels
+    lines = [line.strip() for line in kernel.source.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("for (int k = 0; k < 16"))
+    assert lines[at - 1] == turns
+
+
+def test_kept_rows_are_written_out() -> None:
+    """Registers hold the sines of all rows until their mean is known."""
+
+    def centre(x: jax.Array) -> jax.Array:
+        y = jnp.sin(x)
+        return y - y.mean((1, 2), keepdims=True)
+
+    x = jax.ShapeDtypeStruct((2048, 16, 128), jnp.float32)
+    (kernel,) = compile_hlo(lower(centre, x), gpu="h100").program.kernels
+    assert "kept" in kernel.source
+    assert not re.search(r"#pragma unroll \d+\s+for \(int k ", kernel.source)
