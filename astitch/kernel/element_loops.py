@@ -14,10 +14,8 @@ from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import Depth
 from astitch.kernel.on_chip import OnChip
 from astitch.kernel.residency import MAX_UNROLLED_STEPS
-from astitch.kernel.statement import Held, Use, UseOwn
 from astitch.kernel.states import kept_axes
 from astitch.kernel.task_indices import clamp, count_steps_inside
-from astitch.kernel.visit_statements import list_statements
 from astitch.mapping.roots import RootKind
 from astitch.mapping.stitch_scheme import Placement
 from astitch.tiling.columns import FEW_COLUMNS
@@ -27,15 +25,11 @@ ELEMENTS_TOGETHER = 24
 """Elements that a thread of a column reduction loads before it adds the first.  Where rows do not fill its turns, a
 last turn alone would cost as much time as all others."""
 
-
 LONG_TEXT = frozenset({"sine", "cosine", "tan", "remainder"})
-"""Ops whose arguments may be far from zero, which takes two hundred instructions.  64 copies take NVRTC 1.7 s."""
+"""Ops of floats that may be far from zero, which takes two hundred instructions.  64 copies take NVRTC 1.7 s."""
 
 MOST_COPIES = 32
-"""Of such an op in one loop over rows."""
-
-HELD = (Held.STATE, Held.KEPT, Held.PREFETCHED, Held.BATCH)
-"""What has places for several rows in registers."""
+"""Of such ops together, in one loop over rows."""
 
 
 def is_unrolled(m: Mapping) -> bool:
@@ -145,11 +139,7 @@ class ElementLoops:
     def limit_turns(self, body: Sequence[k.Statement]) -> int:
         """The turns of the loop over rows that are written out: all, if registers hold something of each of them."""
         chip = self.on_chip
-        held = (
-            chip.prefetched
-            or not all(kept.shared for kept in chip.kept.values())
-            or any(map(has_a_state_a_row, list_statements(body)))
-        )
+        held = chip.prefetched or not all(kept.shared for kept in chip.kept.values())
         copies = 0 if held else count_long(body)
         return max(MOST_COPIES // copies, 1) if copies else self.mapping.row_steps
 
@@ -322,19 +312,12 @@ class ElementLoops:
         yield from guarded(tuple(guards), body)
 
 
-def has_a_state_a_row(statement: k.Statement) -> bool:
-    """Does it use registers that hold something for each row?"""
-    if isinstance(statement, k.Accumulate | k.AccumulateProduct):
-        return any(symbol.name == "k" for symbol in ix.symbols(statement.position))
-    return any(isinstance(e, Use | UseOwn) and e.held in HELD for e in statement.effects())
-
-
 def count_long(body: Iterable[k.Statement]) -> int:
     """Copies of ops with long text in a body, in loops that are written out."""
     count = 0
     for statement in body:
         if isinstance(statement, k.Value) and isinstance(statement.expr, k.Call):
-            count += statement.expr.op in LONG_TEXT
+            count += statement.expr.op in LONG_TEXT and statement.expr.dtype.is_float
         turns = statement.count if isinstance(statement, k.Loop) and statement.unroll else 1
         count += turns * sum(map(count_long, statement.bodies))
     return count

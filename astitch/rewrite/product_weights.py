@@ -116,7 +116,7 @@ def skip_moves(graph: Graph, name: str, parts: Parts) -> tuple[str, Parts]:
     while True:
         node = graph[name]
         row = OPS.get(node.opcode)
-        if not row or not (row.permutes or (row.is_view and not row.is_bitcast)):
+        if not row or not row.permutes:
             return name, parts
         moved = _step(graph, node, parts)
         if moved is None:

@@ -32,7 +32,7 @@ from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.sort_orders import Order, is_count
 from astitch.rewrite.sort_words import POSITION_BITS, SortWords
-from astitch.rewrite.top_k import Part, find_parts
+from astitch.rewrite.top_k import EndRead, find_parts
 
 MOST_LARGEST = 128
 """Of a row that is longer than a block sorts."""
@@ -49,7 +49,10 @@ the 32 largest of 8,192 rows of 256 took 50.9 us here and 47.8 by XLA, nine of 8
 
 
 def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
-    """The same function.  Sorts by other than one value of each element stay, and those of long rows."""
+    """The same function.
+
+    Sorts by other than one value of each element stay; so do those of long rows, unless ends are all that is read.
+    """
     heard: Log = log or (lambda rule, node: None)
     found: dict[str, _Sorted] = {}
     ends: dict[str, _Ends] = {}
@@ -70,7 +73,7 @@ def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
                 ends[node.name] = _Ends.find(words, order, parts[node.name])
             return None
         if (part := readers.get(node.name)) and part.sort in ends:
-            return ends[part.sort].put(part)
+            return ends[part.sort].put(part, node)
         if isinstance(node.attrs, SortAttrs | TopKAttrs):
             sort = _read(graph, node, draft)
             if sort is None:
@@ -140,7 +143,7 @@ class _Ends:
     words: Mapping[bool, str]
 
     @classmethod
-    def find(cls, ops: _Words, order: Order, parts: Sequence[Part]) -> _Ends:
+    def find(cls, ops: _Words, order: Order, parts: Sequence[EndRead]) -> _Ends:
         counts = {
             end: max(p.count for p in parts if p.is_last is end)
             for end in {p.is_last for p in parts}
@@ -148,11 +151,12 @@ class _Ends:
         words = {end: ops.sort(order, count, last=end) for end, count in counts.items()}
         return cls(ops, order, words)
 
-    def put(self, part: Part) -> str:
+    def put(self, part: EndRead, node: Node) -> str:
+        """What a slice reads, which may also leave out the last rows."""
         words = self.ops.take_first(self.words[part.is_last], part.count)
         if part.is_last is not part.backwards:
             words = self.ops.reverse_last(words)
-        return self.ops.put_result(words, self.order, part.number)
+        return self.ops.cut_to(self.ops.put_result(words, self.order, part.number), node.shape)
 
 
 class _Words(SortWords):

@@ -79,15 +79,19 @@ def _count_few(graph: Graph, node: Node) -> int:
     if len(operand.shape) - 1 in node.attrs.dimensions:
         stored = graph[operand.operands[0]] if OPS[operand.op].is_conversion else operand
         return FEW_BESIDE * min(stored.dtype.bytes, 4) // 4
-    others = (graph[user] for user in graph.users[operand.name] if user != node.name)
-    # Beside a sum of all of them the array is read in any case, and these are one loop with it.
-    return 1 if any(OPS[other.op].is_reduce for other in others) else FEW
+    reduced = {*node.attrs.dimensions}
+    for other in (graph[user] for user in graph.users[operand.name]):
+        if OPS[other.op].is_reduce and isinstance(other.attrs, DimensionsAttrs):
+            if reduced < {*other.attrs.dimensions}:
+                return 1  # beside a sum of all of them the array is read in any case, and this is one loop with it
+    return FEW
 
 
 def _meets_rows(graph: Graph, node: Node) -> bool:
     """Is what it gives reduced again, over rows of many, with no array between them?"""
     rank = len(node.shape)
-    waiting, seen = [node.name] if rank > 1 else [], {node.name}
+    stored = node.name in graph.outputs
+    waiting, seen = [node.name] if rank > 1 and not stored else [], {node.name}
     while waiting:
         for name in graph.users[waiting.pop()]:
             user = graph[name]

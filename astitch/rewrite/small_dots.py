@@ -45,6 +45,7 @@ READ_AGAIN_SHARE = 4
 """Of the L2: what the operands of such a product may take if its kernel reads them again from there."""
 
 NO_LABEL = -1
+"""Of a dimension of one element."""
 
 LEAST_BESIDE = 32
 """Terms that lie side by side in memory where each number of the result is a sum of its own: a vector for each lane of
@@ -138,8 +139,8 @@ class _Apart:
 class _Form:
     """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
     from `rank` on one that is summed.  sizes: of the labels.  source: the labels of the larger operand in the order in
-    which they lie in memory, where it is a transpose that is left out; else empty.  apart: where each number of
-    the result is a sum of its own, the same product of the operands as they lie in memory."""
+    which they lie in memory, where it is a transpose that is left out; else empty.  apart: the same
+    product of the operands as they lie in memory, where each number of the result is a sum of its own; else None."""
 
     rank: int
     lhs: tuple[int, ...]
@@ -230,8 +231,10 @@ def _reads_gram(form: _Form, operands: Sequence[ArrayType], gpu: Gpu) -> bool:
 
 
 def _find_apart(graph: Graph, node: Node, form: _Form) -> _Apart | None:
-    """The product of what its operands are moved from, if a kernel that adds up the terms of each number apart reads
-    what lies side by side."""
+    """The product of what its operands are moved from.
+
+    None where a kernel that adds up the terms of each number apart would not read what lies side by side.
+    """
     if not form.is_gram or form.few < 2:
         return None
     sides: list[tuple[str, Parts]] = []
@@ -416,7 +419,7 @@ def _put_sums(draft: Draft, node: Node, form: _Form) -> str:
 
 
 def _put_numbers(draft: Draft, node: Node, apart: _Apart) -> str:
-    """Each number of the few rows and columns as a sum of its own: no element is read twice."""
+    """Each number of the few rows and columns as a sum of its own: their kernel reads each element once."""
     ops, total, form = DraftOps(node, draft), _type_of_sums(node), apart.form
     own = [label for label in (*form.rows, *form.columns) if label != NO_LABEL]
     order = [label for label in form.lhs if label not in (*own, NO_LABEL)]

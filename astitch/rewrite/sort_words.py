@@ -5,6 +5,7 @@ The key of an element stands in a word's upper half, in its lower half a count o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -66,6 +67,10 @@ class SortWords(DraftOps):
         if order is None:
             return None
         return order if self._key_dtype(order) in _KEYS else None
+
+    def cut_to(self, x: str, shape: Sequence[int]) -> str:
+        """The first rows and columns."""
+        return x if self.draft[x].shape == tuple(shape) else self.cut(x, [0] * len(shape), shape)
 
     def _key_dtype(self, order: Order) -> DType:
         if order.key:

@@ -62,7 +62,7 @@ def take_largest(graph: Graph, log: Log | None = None) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EndRead:
     """name: of the op that reads so many first or last elements of a result of a sort, in their order or backwards."""
 
     name: str
@@ -81,21 +81,21 @@ class _Found:
     order: Order
     words: Mapping[bool, Sequence[str]]
 
-    def put(self, part: Part, node: Node) -> str:
+    def put(self, part: EndRead, node: Node) -> str:
         words = list(self.words[part.is_last][: part.count])
         if part.is_last is not part.backwards:
             words.reverse()
         return self.rounds.put_result(words, self.order, part.number, node)
 
 
-def find_parts(graph: Graph, node: Node, most: int = MOST_ROUNDS) -> list[Part] | None:
-    """What reads a sort or topk; None: it is another op, or more than so many elements are read."""
+def find_parts(graph: Graph, node: Node, most: int = MOST_ROUNDS) -> list[EndRead] | None:
+    """What reads a sort or topk; None: it is another op, or more than `most` elements are read."""
     if isinstance(a := node.attrs, TopKAttrs):
         users = [graph[name] for name in graph.users[node.name]]
         if node.name in graph.outputs or not 0 < a.k <= most:
             return None
         parts = [
-            Part(u.name, node.name, u.attrs.index, a.k)
+            EndRead(u.name, node.name, u.attrs.index, a.k)
             for u in users
             if isinstance(u.attrs, GetTupleElementAttrs)
         ]
@@ -127,8 +127,8 @@ def _list_readers(graph: Graph, sort: Node) -> Iterator[tuple[Node | None, int, 
 
 def _read_part(
     graph: Graph, sort: Node, most: int, reader: Node | None, number: int, backwards: bool
-) -> Part | None:
-    """None where it is another op than a slice of at most so many first or last elements."""
+) -> EndRead | None:
+    """None where it is another op than a slice of at most `most` first or last elements."""
     a = reader.attrs if reader else None
     if reader is None or not isinstance(a, SliceAttrs) or any(stride != 1 for stride in a.strides):
         return None
@@ -141,7 +141,7 @@ def _read_part(
     if start not in (0, columns - count):
         return None
     is_last = (start > 0) is not backwards
-    return Part(reader.name, sort.name, number, count, is_last, backwards)
+    return EndRead(reader.name, sort.name, number, count, is_last, backwards)
 
 
 class _Rounds(SortWords):
@@ -179,9 +179,7 @@ class _Rounds(SortWords):
         is_topk = isinstance(self.origin.attrs, TopKAttrs)
         pieces = [self._take(word, order, number, is_topk) for word in words]
         whole = self.concatenate(pieces, self.dimension)
-        if self.draft[whole].shape == node.shape:
-            return whole
-        return self.cut(whole, [0] * len(self.shape), node.shape)
+        return self.cut_to(whole, node.shape)
 
     def _take(self, word: str, order: Order, number: int, is_topk: bool) -> str:
         """The element of a result that a word names, in an array of one column."""

@@ -65,7 +65,8 @@ GAIN = 0.85
 """A turn must take less than this part of what it takes else: projections err."""
 
 COUNTER_CYCLES = 2400
-"""Of the kernel in which XLA's loop counts its turns.  On an H100 it takes 1.22 us."""
+"""Of the kernel in which XLA's loop counts its turns, or computes its condition.  On an H100 counting takes 1.22 us;
+TURN_CYCLES has it."""
 
 ASKED_US = 5.0
 """What the host takes in each turn to ask whether there is another: an estimate."""

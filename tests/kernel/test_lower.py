@@ -617,8 +617,9 @@ def write_waves(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
     [
         (write_waves, "#pragma unroll 4"),  # of two ops, four lanes each: 32 copies
         (lambda x, w: ((x * jnp.exp(x * w)).sum(0), (x + w).sum(0)), "#pragma unroll"),
+        (lambda x, w: (x.astype(int) % 7).sum(0), "#pragma unroll"),  # of integers
     ],
-    ids=["waves", "exponentials"],
+    ids=["waves", "exponentials", "integers"],
 )
 def test_rows_of_long_text_are_written_out_in_part(fn: Any, turns: str) -> None:
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((65_536, 128), (128,)))
@@ -626,16 +627,3 @@ def test_rows_of_long_text_are_written_out_in_part(fn: Any, turns: str) -> None:
     lines = [line.strip() for line in kernel.source.splitlines()]
     at = next(i for i, line in enumerate(lines) if line.startswith("for (int k = 0; k < 16"))
     assert lines[at - 1] == turns
-
-
-def test_kept_rows_are_written_out() -> None:
-    """Registers hold the sines of all rows until their mean is known."""
-
-    def centre(x: jax.Array) -> jax.Array:
-        y = jnp.sin(x)
-        return y - y.mean((1, 2), keepdims=True)
-
-    x = jax.ShapeDtypeStruct((2048, 16, 128), jnp.float32)
-    (kernel,) = compile_hlo(lower(centre, x), gpu="h100").program.kernels
-    assert "kept" in kernel.source
-    assert not re.search(r"#pragma unroll \d+\s+for \(int k ", kernel.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jax import lax
 
 from astitch.compile import compile_graph
+from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu, preset
 from astitch.directives import read_directives
 from astitch.hlo_import import import_hlo
@@ -517,6 +519,20 @@ def test_a_block_alone_adds_up_what_several_would_share(monkeypatch: pytest.Monk
     compilation = compile_loops(gradients, arguments)
     assert any("2 blocks, each with 1 of the rows" in note for note in compilation.loops)
     assert_computes(compilation, gradients, arguments)
+
+
+def test_a_turn_of_xlas_loop_has_a_kernel_that_counts() -> None:
+    """Beside those of its body."""
+    graph = import_hlo(lower(delta_rule, *ROWS["delta"][1], keep_unused=True))
+    (node,) = loops_of(graph)
+    body = compile_graph(node.regions[1], H100)
+    whole: Any = SimpleNamespace(
+        gpu=H100, bodies=[SimpleNamespace(region=node.regions[1], compilation=body)]
+    )
+    least_us = sum(project(plan.kernel, H100, work=plan.work).time_us for plan in body.plans)
+    counting_us = plan_turns.COUNTER_CYCLES / H100.clock_ghz / 1e3
+    assert counting_us == pytest.approx(1.2, abs=0.1)
+    assert plan_turns.estimate_turn(whole, graph, node, True) >= least_us + counting_us > 2.5
 
 
 def find_rows_of(fn: Callable[..., Any], arguments: Any) -> int:

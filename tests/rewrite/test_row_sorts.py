@@ -158,8 +158,10 @@ def largest_by_names(x: Any) -> Any:
         lambda x: jnp.argsort(x, -1)[:, ::-1][:, :9],
         lambda x: (jnp.sort(x.T, 0)[:30].T, jnp.sort(x)[:, -12:]),
         lambda x: lax.sort((x, x.astype(np.int16), x > 0), num_keys=1)[1][:, -10:],
+        lambda x: jnp.sort(x)[:1, :20] + 1,
+        lambda x: (jnp.sort(x)[0, -40:], jnp.argsort(x.T, 0)[:20, 0]),
     ],
-    ids=["names", "last", "places", "falling", "reversed", "both ends", "three"],
+    ids=["names", "last", "places", "falling", "reversed", "both ends", "three", "rows", "a row"],
 )
 def test_ends_of_long_sorts_are_sorted_in_pieces(fn: Any) -> None:
     x = draw(np.float32, (2, 5000), 3).round(2)

@@ -150,6 +150,8 @@ def test_what_meets_rows_is_written_out_where_few_lie_side_by_side() -> None:
         (mean_entropy, numbers(FEW + 1, 8, 64), False),
         (lambda x: jax.nn.softmax(x.sum(0) - x.sum((0, 2))[:, None]), numbers(4, 8, 64), False),
         (lambda x: (x.sum(0), x.sum(0).T.sum(-1)), numbers(4, 64, 64), False),
+        (lambda x: (x.sum(0), jax.nn.softmax(x.sum(0))), numbers(4, 8, 64), False),  # it is stored
+        (lambda x: jax.nn.softmax(x.sum(0) + x.max(0)), numbers(4, 8, 64), True),
     ):
         assert bool(written_out(simplify(import_hlo(read(fn, x))))) is written
 

@@ -366,6 +366,9 @@ def test_kernels_compute_them(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     fn, arguments = CASES[name]
     hlo = lower(fn, *arguments)
     compilation = compile_hlo(hlo)
+    if name.startswith("streams") or "of streams" in name:  # a sum for each number
+        sums = [node for node in compilation.graph if node.op == "reduce"]
+        assert len(sums) == np.prod(jax.eval_shape(fn, *arguments).shape) > 4
     assert not compilation.program.outside
     assert not any(node.op == "dot" for node in compilation.graph)
     found = HostEngine(compilation.program, check=True).run(list(arguments))
