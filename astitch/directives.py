@@ -25,7 +25,7 @@ VERBS = {
     "leave": "leave %a, leave all: XLA computes the stitch op",
     "leave-attention": "leave-attention [%a]: attention stays as it is written",
     "leave-loops": "leave-loops [%a]: XLA runs the loop",
-    "keep": "keep %a: its kernel stays whole, and is not left to XLA for being slower",
+    "keep": "keep %a: its kernel stays whole, and neither it nor a loop is left to XLA for being slower",
     "split": "split %a: its kernel is split as the explorer proposes",
     "without": "without PASS: the pass is left out",
     "in-order": "in-order: scatters and gradients of attention add in a fixed order",
@@ -112,10 +112,14 @@ class Directives:
 
     def names(self, verb: str, ops: Iterable[str], kernel: str = "") -> list[Directive]:
         """Those of a verb that name one of the ops, or the kernel.  They count as followed."""
-        found = [line for line in self.all(verb) if line.ops and _names(line.ops[0], ops, kernel)]
+        found = self.find(verb, ops, kernel)
         for line in found:
             self.note(line, FOLLOWED)
         return found
+
+    def find(self, verb: str, ops: Iterable[str], kernel: str = "") -> list[Directive]:
+        """The same, but what comes of them is noted by the caller."""
+        return [line for line in self.all(verb) if line.ops and _names(line.ops[0], ops, kernel)]
 
     def covers(self, verb: str, ops: Iterable[str]) -> bool:
         """Is there one of a verb without ops, which holds for all, or one that names one of these?"""

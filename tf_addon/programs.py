@@ -303,11 +303,7 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
     AstitchError."""
     faults = FaultLog(strict or None)
     told = read_directives().of(name_of_module(hlo))
-    planner = (
-        None
-        if told.leaves_all_loops
-        else LoopPlanner(gpu, faults, lambda name: told.covers("leave-loops", [name]))
-    )
+    planner = None if told.leaves_all_loops else LoopPlanner(gpu, faults, told)
     graph = import_hlo(hlo, trusted=True)
     if planner and sum(node.op == "while" for node in graph) > 1:
         imported = graph

@@ -7,7 +7,7 @@ scan's state play few roles (counter, invariant, stack, carried value), which th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -111,13 +111,18 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class LoopRefusal:
-    """Why a loop is left as it is."""
+    """Why a loop is left as it is.
+
+    is_choice: for its time or memory.  Then the directive keep makes it a kernel, if it can be one.
+    """
 
     name: str
     reason: str
+    is_choice: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
-        return f"%{self.name}: the loop is not one kernel: {self.reason}"
+        undo = f"\n    to reverse it: keep %{self.name}" if self.is_choice else ""
+        return f"%{self.name}: the loop is not one kernel: {self.reason}{undo}"
 
 
 @dataclass(frozen=True, slots=True)

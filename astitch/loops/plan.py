@@ -6,10 +6,11 @@ shares it out to blocks.  Parts of a loop that have nothing to do with each othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
+from astitch.directives import FOLLOWED, NOTHING, Directives
 from astitch.faults import FaultLog
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.factorizations import find_factorization
@@ -76,6 +77,11 @@ class LoopPlan:
         return max(share.us for share in self.shares)
 
     @property
+    def is_faster(self) -> bool:
+        """Than what it would be else."""
+        return self.us < self.xla_us
+
+    @property
     def block(self) -> int:
         """Threads of a block."""
         return self.shares[0].cut.block
@@ -102,32 +108,45 @@ class LoopPlan:
 class LoopPlanner:
     """Plans whiles for one device, each that computes the same once: for as long as one program is compiled.
 
-    faults: keeps the errors that leave a loop to XLA.  leave: is the loop of this name to be XLA's?
+    faults: keeps the errors that leave a loop to XLA.  directives: those that hold for the program.
     """
 
     def __init__(
-        self,
-        gpu: Gpu,
-        faults: FaultLog | None = None,
-        leave: Callable[[str], bool] = lambda name: False,
+        self, gpu: Gpu, faults: FaultLog | None = None, directives: Directives = NOTHING
     ) -> None:
-        self.gpu, self.leave = gpu, leave
+        self.gpu, self.directives = gpu, directives
         self.faults = faults or FaultLog()
-        self.turns: dict[LoopKey, TurnsPlan | LoopRefusal] = {}  # see xla/stitch_loops.py
-        self._plans: dict[LoopKey, LoopPlan | LoopRefusal] = {}
+        # By what a loop computes, and whether it is kept.
+        self.turns: dict[tuple[LoopKey, bool], TurnsPlan | LoopRefusal] = {}  # xla/stitch_loops.py
+        self._plans: dict[tuple[LoopKey, bool], LoopPlan | LoopRefusal] = {}
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 
+    def leaves(self, name: str) -> bool:
+        """Is the loop of this name to be XLA's?"""
+        return self.directives.covers("leave-loops", [name])
+
+    def keeps(self, name: str) -> bool:
+        """Is the loop of this name to be a kernel, whatever it takes?"""
+        return bool(self.directives.find("keep", [name]))
+
+    def note_kept(self, name: str, refused: LoopRefusal | None) -> None:
+        """What came of the directives that keep a loop.  refused: why it is no kernel all the same."""
+        outcome = f"not followed: {refused.reason}" if refused else FOLLOWED
+        for line in self.directives.find("keep", [name]):
+            self.directives.note(line, outcome)
+
     def plan(self, graph: Graph, node: Node) -> LoopPlan | LoopRefusal:
-        """A plan for a while that beats XLA's loop, or why there is none.  graph: where the while stands."""
-        if self.leave(node.name):
+        """A plan for a while that beats XLA's loop or is kept, or why there is none.  graph: where the while stands."""
+        if self.leaves(node.name):
             return LoopRefusal(node.name, "a directive leaves it to XLA")
-        key = loop_key(graph, node)
+        what, kept = loop_key(graph, node), self.keeps(node.name)
+        key = what, kept
         found = self._plans.get(key)
         if found is None:
             inside = tuple(open_barriers(region).graph for region in node.regions)
             opened = replace(node, regions=inside)
             found = self._plans[key] = self.faults.attempt(
-                lambda: self._plan(graph, opened, key.used),
+                lambda: self._plan(graph, opened, what.used, kept),
                 lambda: LoopRefusal(node.name, "an error inside astitch while it was planned"),
                 stage="plan a loop",
                 subject=f"%{node.name}",
@@ -148,7 +167,9 @@ class LoopPlanner:
         plans = [self.plan(graph, node) for node in graph if OPS[node.op].is_loop]
         return [plan for plan in plans if isinstance(plan, LoopPlan)]
 
-    def _plan(self, graph: Graph, node: Node, used: Collection[int]) -> LoopPlan | LoopRefusal:
+    def _plan(
+        self, graph: Graph, node: Node, used: Collection[int], kept: bool
+    ) -> LoopPlan | LoopRefusal:
         loop = analyse_loop(graph, node)
         refused = loop if isinstance(loop, LoopRefusal) else None
         if refused:
@@ -158,25 +179,32 @@ class LoopPlanner:
         results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
         factors = any(find_factorization(inner) for inner in loop.body)
         # XLA leaves no loop that turns once: it is a group of ops (row_groups.py).
-        if 1 < loop.trips < LEAST_TRIPS and not factors:
-            return LoopRefusal(node.name, f"it turns {loop.trips} times only")
+        if 1 < loop.trips < LEAST_TRIPS and not factors and not kept:
+            return LoopRefusal(node.name, f"it turns {loop.trips} times only", is_choice=True)
         if (stack := find_numbered_stack(loop, results)) is not None:
             reason = f"%{stack} makes a stack of numbers that the turn decides"
             return LoopRefusal(node.name, reason)
         plan: LoopPlan | LoopRefusal = refused or LoopRefusal(node.name, "it turns once")
         if loop.trips > 1 and not refused:
             plan = self._plan_loop(loop, results)
-        if isinstance(plan, LoopPlan):
+        if isinstance(plan, LoopPlan) and plan.is_faster:
             return plan
         spelled = self._plan_spelled(graph, loop, results)
-        if isinstance(spelled, LoopPlan):
-            return spelled
-        return replace(plan, reason=f"{plan.reason}; row by row: {spelled.reason}")
+        plans = [p for p in (plan, spelled) if isinstance(p, LoopPlan) and (p.is_faster or kept)]
+        if plans:
+            return min(plans, key=lambda plan: plan.us)
+        first, other = map(_refuse_slower, (plan, spelled))
+        return LoopRefusal(
+            node.name,
+            f"{first.reason}; row by row: {other.reason}",
+            is_choice=first.is_choice or other.is_choice,
+        )
 
     def _plan_spelled(
         self, graph: Graph, loop: Loop, results: tuple[int, ...]
     ) -> LoopPlan | LoopRefusal:
-        """The plan of a loop whose rows are spelled out, and the turns of loops in it."""
+        """The plan of a loop whose rows are spelled out, and the turns of loops in it; the last one, if none is faster
+        than XLA's."""
         condition, body = loop.node.regions
         unrolled, turns = unroll_inner(body)
         parted = part_products(batch_gathers(unrolled))
@@ -193,7 +221,7 @@ class LoopPlanner:
         calls = sum(find_factorization(loop.body[name]) is not None for name in live)
         products += 2 * calls
         whole = loop if loop.trips == 1 and not calls else None
-        refused = LoopRefusal(loop.node.name, "")
+        plan: LoopPlan | LoopRefusal = LoopRefusal(loop.node.name, "")
         tried: list[Rows] = []
         # A group's rows are all dimensions along which no elements meet.
         for least in reversed(LEAST_ROWS) if whole else LEAST_ROWS:
@@ -204,17 +232,17 @@ class LoopPlanner:
                 tried.append(rows)
                 spelled = analyse_loop(graph, spell_out(loop, live, rows))
             except NotSpelled as why:
-                refused = LoopRefusal(loop.node.name, str(why))
+                if isinstance(plan, LoopRefusal):
+                    plan = LoopRefusal(loop.node.name, str(why))
                 continue
             if isinstance(spelled, LoopRefusal):
                 return spelled
             if any(type(spelled.roles[i]) is not type(loop.roles[i]) for i in results):
                 return LoopRefusal(loop.node.name, "a turn leaves a state as it is")
             plan = self._plan_loop(spelled, results, products, turns, whole)
-            if isinstance(plan, LoopPlan):
+            if isinstance(plan, LoopPlan) and plan.is_faster:
                 return plan
-            refused = plan
-        return refused
+        return plan
 
     def _plan_loop(
         self,
@@ -224,8 +252,11 @@ class LoopPlanner:
         turns: int = 0,
         whole: Loop | None = None,
     ) -> LoopPlan | LoopRefusal:
-        """products: XLA's in a turn, besides those of the loop.  turns: those of inner loops.  whole: a group of ops
-        before its rows were spelled out."""
+        """The plan of a loop, which may be slower than XLA's.
+
+        products: XLA's in a turn, besides those of the loop.  turns: those of inner loops.  whole: a group of ops
+        before its rows were spelled out.
+        """
         node = loop.node
         try:
             loop = join_dimensions(loop, results)
@@ -238,11 +269,6 @@ class LoopPlanner:
                     plan = joint
         except NoPlan as refused:
             return LoopRefusal(node.name, str(refused))
-        if isinstance(plan, LoopRefusal):
-            return plan
-        if plan.us >= plan.xla_us:
-            reason = f"{plan.us:.0f} us projected, XLA's loop takes {plan.xla_us:.0f}"
-            return LoopRefusal(node.name, reason)
         return plan
 
     def _plan_parts(
@@ -324,6 +350,14 @@ class LoopPlanner:
                 found[cut.block] = share
         self._cuts[key] = tuple(share.cut for share in found.values())
         return found
+
+
+def _refuse_slower(plan: LoopPlan | LoopRefusal) -> LoopRefusal:
+    """Why a plan that is slower than XLA's loop is not taken."""
+    if isinstance(plan, LoopRefusal):
+        return plan
+    reason = f"{plan.us:.0f} us projected, XLA's loop takes {plan.xla_us:.0f}"
+    return LoopRefusal(plan.loop.node.name, reason, is_choice=True)
 
 
 def hoist_planned(graph: Graph, planner: LoopPlanner) -> Graph:

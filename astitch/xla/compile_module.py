@@ -106,9 +106,7 @@ def compile_for_xla(
         code,
         hand_out,
         faults,
-        None
-        if not with_loops
-        else LoopPlanner(gpu, faults, lambda name: told.covers("leave-loops", [name])),
+        LoopPlanner(gpu, faults, told) if with_loops else None,
         simplified,
         attention,
         time_alone,

@@ -97,10 +97,12 @@ def plan_turns(
     gpu: Gpu,
     now_us: float,
     faults: FaultLog,
+    kept: bool = False,
 ) -> TurnsPlan | LoopRefusal:
     """The plan of a while.
 
-    used: the parts of its final state that somebody reads.  now_us: of a turn as it is else.
+    used: the parts of its final state that somebody reads.  now_us: of a turn as it is else.  kept: is it to be a
+    kernel, whatever time and memory it takes?
     """
     condition, body = map(write_branches, node.regions)
     body, _ = unroll_inner(body)
@@ -108,24 +110,25 @@ def plan_turns(
     turns = find_turns(graph, inside, used)
     if isinstance(turns, LoopRefusal):
         return turns
-    if (reason := _why_not(turns)) is not None:
-        return LoopRefusal(node.name, reason)
+    refused = _why_not(turns)
+    if refused is not None and not (kept and refused.is_choice):
+        return refused
     turns = replace(turns, graph=expand(batch_gathers(simplify(turns.graph))))
-    reasons: list[str] = []
+    refusals: list[LoopRefusal] = []
     plans: list[TurnsPlan] = []
     results = tuple(sorted(_read(turns, used)))
     for parted in _list_parts(turns, gpu):
-        plan = _plan_part(parted, results, gpu, now_us, faults)
-        if isinstance(plan, str):
-            reasons.append(plan)
+        plan = _plan_part(parted, results, gpu, now_us, faults, kept)
+        if isinstance(plan, LoopRefusal):
+            refusals.append(plan)
         else:
             plans.append(plan)
     if not plans:
-        return LoopRefusal(node.name, reasons[0])
+        return replace(refusals[0], is_choice=any(refused.is_choice for refused in refusals))
     best = min(plans, key=lambda plan: plan.turn_us)
-    if best.turn_us > GAIN * now_us:
+    if best.turn_us > GAIN * now_us and not kept:
         reason = f"a turn takes {best.turn_us:.1f} us projected, {now_us:.1f} as XLA's loop"
-        return LoopRefusal(node.name, reason)
+        return LoopRefusal(node.name, reason, is_choice=True)
     return best
 
 
@@ -144,12 +147,18 @@ def _list_parts(turns: Turns, gpu: Gpu) -> Iterator[Turns]:
 
 
 def _plan_part(
-    turns: Turns, results: tuple[int, ...], gpu: Gpu, now_us: float, faults: FaultLog
-) -> TurnsPlan | str:
+    turns: Turns,
+    results: tuple[int, ...],
+    gpu: Gpu,
+    now_us: float,
+    faults: FaultLog,
+    kept: bool,
+) -> TurnsPlan | LoopRefusal:
     """The fastest plan of turns, or why there is none."""
+    name = turns.loop.node.name
     found = _find_scope(turns, gpu, faults)
     if isinstance(found, str):
-        return f"a turn is not one kernel: {found}"
+        return LoopRefusal(name, f"a turn is not one kernel: {found}")
     planned, scope = found
     listed = _list_kernels if turns.blocks == 1 else _list_kernels_of_rows
     timed = [
@@ -158,14 +167,14 @@ def _plan_part(
         if _are_aligned(turns, planned, kernel)
     ]
     if not timed:
-        return "no kernel of a turn fits the device"
+        return LoopRefusal(name, "no kernel of a turn fits the device")
     turn_us, kernel, cluster = min(timed, key=lambda item: item[0])
     plan = TurnsPlan(turns, planned, kernel, results, turn_us, now_us, cluster)
     if not _writes_all(plan):
-        return "a turn hands on an array that no kernel computes"
+        return LoopRefusal(name, "a turn hands on an array that no kernel computes")
     bytes_ = emit_turns(plan, "loop_0").scratch_bytes
-    if bytes_ > _allow_bytes(turns, results):
-        return f"its state takes {bytes_} B besides"
+    if bytes_ > _allow_bytes(turns, results) and not kept:
+        return LoopRefusal(name, f"its state takes {bytes_} B besides", is_choice=True)
     return plan
 
 
@@ -201,16 +210,18 @@ def _read(turns: Turns, used: Sequence[int]) -> set[int]:
     return {*used} & made
 
 
-def _why_not(turns: Turns) -> str | None:
-    if turns.counted and turns.loop.trips < LEAST_TRIPS:
-        return f"it turns {turns.loop.trips} times only"
-    nodes = turns.graph.nodes
-    if len(nodes) > MOST_NODES:
-        return f"a turn has {len(nodes)} ops"
+def _why_not(turns: Turns) -> LoopRefusal | None:
+    loop, nodes = turns.loop, turns.graph.nodes
     for node in turns.graph:
         if OPS[node.op].kind is Kind.CONTROL:
-            return f"%{node.name} is a {node.op} in it"
-    return None
+            return LoopRefusal(loop.node.name, f"%{node.name} is a {node.op} in it")
+    if turns.counted and loop.trips < LEAST_TRIPS:
+        reason = f"it turns {loop.trips} times only"
+    elif len(nodes) > MOST_NODES:
+        reason = f"a turn has {len(nodes)} ops"
+    else:
+        return None
+    return LoopRefusal(loop.node.name, reason, is_choice=True)
 
 
 def _find_scope(turns: Turns, gpu: Gpu, faults: FaultLog) -> tuple[Graph, Scope] | str:

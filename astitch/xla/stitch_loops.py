@@ -48,6 +48,7 @@ def find_loops(
                 notes.append(f"%{node.name}: the same loop as {found[key].kernel.name}")
                 continue
             plan = _plan(compilation, planner, graph, node)
+            planner.note_kept(node.name, plan if isinstance(plan, LoopRefusal) else None)
             if not isinstance(plan, LoopRefusal):
                 kernel = planner.faults.attempt(
                     partial(emit_loop, plan, f"{prefix}{name_loop(len(found))}"),
@@ -70,29 +71,32 @@ def _plan(
     compilation: Compilation, planner: LoopPlanner, graph: Graph, node: Node
 ) -> LoopPlan | TurnsPlan | LoopRefusal:
     """The plan of a loop as a kernel of its own, or one whose turn is a kernel; or why there is neither."""
-    refused = planner.plan(graph, node)
-    if isinstance(refused, LoopPlan) or planner.leave(node.name):
-        return refused
-    key = loop_key(graph, node)
+    own = planner.plan(graph, node)
+    if planner.leaves(node.name) or (isinstance(own, LoopPlan) and own.is_faster):
+        return own
+    key, kept = loop_key(graph, node), planner.keeps(node.name)
 
     def plan() -> TurnsPlan | LoopRefusal:
         inside = tuple(open_barriers(region).graph for region in node.regions)
         counted = count_turns(graph, node) is not None
         now_us = estimate_turn(compilation, graph, node, counted)
         opened = replace(node, regions=inside)
-        return plan_turns(graph, opened, key.used, compilation.gpu, now_us, planner.faults)
+        return plan_turns(graph, opened, key.used, compilation.gpu, now_us, planner.faults, kept)
 
-    found = planner.turns.get(key)
+    found = planner.turns.get((key, kept))
     if found is None:
-        found = planner.turns[key] = planner.faults.attempt(
+        found = planner.turns[key, kept] = planner.faults.attempt(
             plan,
             lambda: LoopRefusal(node.name, "an error inside astitch while its turn was planned"),
             stage="plan a turn",
             subject=f"%{node.name}",
             cost="XLA runs the loop",
         )
+    if isinstance(own, LoopPlan):
+        return own if isinstance(found, LoopRefusal) or own.us <= found.us else found
     if isinstance(found, LoopRefusal):
-        return replace(refused, reason=f"{refused.reason}; turn by turn: {found.reason}")
+        reason = f"{own.reason}; turn by turn: {found.reason}"
+        return LoopRefusal(node.name, reason, is_choice=own.is_choice or found.is_choice)
     return found
 
 

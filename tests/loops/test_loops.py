@@ -21,6 +21,7 @@ from jax import lax
 import astitch
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
+from astitch.directives import read_directives
 from astitch.errors import KernelCompileError, UnsupportedOp
 from astitch.graph.check import check_graph
 from astitch.graph.ir import DotAttrs, Graph, Node
@@ -621,7 +622,7 @@ def test_what_is_no_kernel_says_why() -> None:
     turned = lambda x: lax.fori_loop(0, 9, lambda _, x: x.T * 2, x)  # noqa: E731
     assert "holds both rows and columns" in refuse(turned, w)
     short = lambda w, x: lax.fori_loop(0, 3, lambda _, x: x @ w, x)  # noqa: E731
-    assert refuse(short, w, x).endswith("it turns 3 times only")
+    assert refuse(short, w, x).endswith("it turns 3 times only\n    to reverse it: keep %while.6")
     square = lambda x: lax.fori_loop(0, 9, lambda _, x: x @ x, x)  # noqa: E731
     assert "no product of rows and a matrix that no turn changes" in refuse(square, normal(9, 9))
     sort = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.sort(x @ w), x)  # noqa: E731
@@ -634,6 +635,22 @@ def test_what_is_no_kernel_says_why() -> None:
     assert "do not fit" in refuse(many, *large)
     wide = lambda x, y: lax.fori_loop(0, 9, lambda _, x: jnp.roll(x, 1, 1) * y, x)  # noqa: E731
     assert "parts for each thread" in refuse(wide, normal(8, 4096), normal(8, 1))
+
+
+def test_a_loop_is_kept_though_it_takes_more_time() -> None:
+    def layers(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 4, lambda _, x: jnp.tanh(x @ w), x)
+
+    graph = read(layers, (normal(8_000, 128), normal(128, 128)))
+    (node,) = loops_of(graph)
+    refusal = LoopPlanner(H100).plan(graph, node)
+    assert isinstance(refusal, LoopRefusal) and "us projected, XLA's loop takes" in refusal.reason
+    told = read_directives(str(refusal).split("to reverse it: ")[1])
+    planner = LoopPlanner(H100, directives=told)
+    found, _ = find_loops(compile_graph(graph, H100, Target(loops=planner)), planner)
+    (kernel,) = found.values()
+    assert isinstance(kernel.plan, LoopPlan) and not kernel.plan.is_faster
+    assert told.list_outcomes()[0].endswith(": followed")
 
 
 # ---- out of the loop -------------------------------------------------------------------------------------------------

@@ -394,12 +394,14 @@ def _only_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No loop is a kernel of another kind."""
     monkeypatch.setattr(
         "astitch.loops.plan.LoopPlanner._plan",
-        lambda self, graph, node, used: plan_turns.LoopRefusal(node.name, "asked for"),
+        lambda self, graph, node, used, kept: plan_turns.LoopRefusal(node.name, "asked for"),
     )
 
 
-def compile_loops(fn: Callable[..., Any], arguments: Any, gpu: Gpu = H100) -> Compilation:
-    planner = LoopPlanner(gpu)
+def compile_loops(
+    fn: Callable[..., Any], arguments: Any, gpu: Gpu = H100, told: str = ""
+) -> Compilation:
+    planner = LoopPlanner(gpu, directives=read_directives(told))
     graph = import_hlo(lower(fn, *arguments, keep_unused=True))
     compilation = compile_graph(graph, gpu, Target(loops=planner))
     return take_loops(compilation, planner)
@@ -612,9 +614,32 @@ def test_what_does_not_turn_says_why(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["few turns", "large"])
+def test_the_line_below_a_refusal_makes_a_kernel(name: str) -> None:
+    fn, arguments, _ = REFUSED[name]
+    (note,) = compile_loops(fn, arguments).loops
+    _, undo = note.split("\n    to reverse it: ")
+    compilation = compile_loops(fn, arguments, told=undo)
+    assert compilation.loops[0].startswith("loop_0 = %")
+    assert_computes(compilation, fn, arguments)
+
+
+def test_a_loop_that_cannot_be_kept_says_why() -> None:
+    fn, arguments, _ = REFUSED["products"]
+    (note,) = compile_loops(fn, arguments).loops
+    assert "to reverse it" not in note
+    name = note.split(":")[0]
+    told = read_directives(f"keep {name}")
+    planner = LoopPlanner(H100, directives=told)
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    take_loops(compile_graph(graph, H100, Target(loops=planner)), planner)
+    (outcome,) = told.list_outcomes()
+    assert outcome.startswith(f"keep {name}: not followed: ") and "not one kernel" in outcome
+
+
 def test_a_directive_leaves_it() -> None:
     graph = import_hlo(lower(solve, normal(2, 12), keep_unused=True))
     told = read_directives("leave-loops")
-    planner = LoopPlanner(H100, None, lambda name: told.covers("leave-loops", [name]))
+    planner = LoopPlanner(H100, directives=told)
     compilation = compile_graph(graph, H100, Target(loops=planner))
     assert not find_loops(compilation, planner)[0]
