@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import prod
 
 from astitch.attention.biases import BiasSum, find_sums, fit_bias_gradient
 from astitch.attention.biases import passes_masks as passes_to_bias
-from astitch.attention.choose import EXACT, project
+from astitch.attention.choose import project
 from astitch.attention.conditions import (
-    Comparison,
     follows_from_indices,
     read_comparison,
     take_apart,
 )
 from astitch.attention.dropped import read_dropped
-from astitch.attention.layout import Split, choose_split, count_added
+from astitch.attention.few import choose_few
+from astitch.attention.form import Attention, MaskForm, choose_precision, describe
+from astitch.attention.layout import choose_split, count_added
 from astitch.attention.masks import Masks
 from astitch.attention.operands import (
     Reader,
-    Tensor,
     count_features,
     find_repeated,
     query_parts,
@@ -36,11 +37,9 @@ from astitch.attention.operands import (
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import (
     EQUAL,
-    NONE,
     OTHER,
     Drop,
     Gradient,
-    Mask,
     SinkGradient,
     Softmax,
     fit_gradient,
@@ -51,8 +50,7 @@ from astitch.attention.softmax import (
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
-from astitch.tile.attention import AttentionShape, Layout
-from astitch.tile.attention import Comparison as LayoutComparison
+from astitch.tile.few_queries import MOST_QUERIES
 
 LEAST_SCORES = 1 << 20
 """Scores below which the products and the softmax between them stay as they are: a kernel of ours takes longer."""
@@ -83,76 +81,6 @@ LEAST_SAVED = 2
 """The scores must take so many times the bytes of a bias or mask."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """What is replaced.
-
-    causal, window: see AttentionAttrs.  masks, comparisons: what is no band.
-    split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
-    there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
-    factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
-    gradient: how the program computes that of the scores.  sinks, bias_sums: the nodes that give that of a sink
-    for each row, and of a bias.
-    """
-
-    rows: RowFunctions
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    softmax: Softmax
-    causal: bool
-    window: int
-    masks: tuple[Mask, ...]
-    comparisons: tuple[Comparison, ...]
-    split: Split
-    forward: Reader | None
-    gradients: tuple[Reader, ...]
-    given: Tensor | None
-    factor: float
-    gradient: Gradient | None = None
-    sinks: tuple[SinkGradient, ...] = ()
-    bias_sums: tuple[BiasSum, ...] = ()
-    tiles: str = ""
-    through_masks: bool = False
-
-    @property
-    def added(self) -> list[Source]:
-        """What has an element for each score, but for what drops probabilities."""
-        compared = [side for c in self.comparisons for side in (c.left, c.right)]
-        return [*self.softmax.biases, *(mask.source for mask in self.masks), *compared]
-
-    @property
-    def has_empty_rows(self) -> bool:
-        """See AttentionShape."""
-        masked = bool(self.masks or self.comparisons)
-        is_empty = self.softmax.empty != NONE and not self.softmax.sink
-        return bool(self.tiles) and masked and self.causal and is_empty
-
-    @property
-    def readers(self) -> list[Reader]:
-        """The products that are replaced."""
-        return [*self.gradients, *([self.forward] if self.forward else [])]
-
-    @property
-    def products(self) -> set[str]:
-        return {reader.product.name for reader in self.readers}
-
-
-@dataclass(frozen=True)
-class MaskForm:
-    """The band that masks leave, the part of the queries that is their position, and what is no band."""
-
-    causal: bool
-    window: int
-    positions: Label
-    masks: tuple[Mask, ...]
-    comparisons: tuple[Comparison, ...]
-
-    @property
-    def others(self) -> bool:
-        return bool(self.masks or self.comparisons)
-
-
 class Search:
     """Looks for attention in a graph.  in_order: all sums have a fixed order, which cuDNN's gradient has not."""
 
@@ -170,9 +98,6 @@ class Search:
             if not may_be_scores(self.graph, node, self.gpu):
                 continue
             self.why = ""
-            if node.array.size < LEAST_SCORES:
-                self.name_few(node)
-                continue
             for key in _key_dimensions(node, self.graph):
                 attention = self.find(node, key)
                 if attention and not taken & attention.products:
@@ -182,17 +107,6 @@ class Search:
             else:
                 if self.why:
                     self.left.append(f"%{node.name}: attention stays as it is: {self.why}")
-
-    def name_few(self, scores: Node) -> None:
-        """Says of attention with few scores that it stays.  Products without a batch are rarely scores."""
-        attrs = scores.attrs
-        if not isinstance(attrs, DotAttrs) or not attrs.lhs_batch:
-            return
-        for key in _key_dimensions(scores, self.graph):
-            if self.find(scores, key) or self.why:
-                few = f"{scores.array.size:,} scores are few: a kernel takes longer"
-                self.left.append(f"%{scores.name}: attention stays as it is: {few}")
-                return
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
@@ -258,7 +172,8 @@ class Search:
         """Attention, if the operands of all products are the same q, k, v and gradient.  apart: see split_masks."""
         graph, parts, scores = self.graph, rows.parts, rows.product
         left, right = read_operands(rows, scores, rows.resolved(scores.name) or ())
-        q, k = (left, right) if rows.key_dimension == scores.array.rank - 1 else (right, left)
+        of_keys = set(parts.resolve(rows.key))
+        q, k = (right, left) if of_keys & {*left.resolve(parts).parts} else (left, right)
         v = forward.other if forward else None
         sinks = self.read_sinks(rows, softmax, forward, gradients, gradient)
         if sinks is None:
@@ -437,6 +352,13 @@ class Search:
 
         apart, joined: with masks taken apart, which our own kernels read, and as they are.
         """
+        either = apart or joined
+        few = choose_few(self.graph, self.gpu, either) if either else ""
+        if isinstance(few, Attention):
+            return few
+        if either and (scores := either.rows.product.array.size) < LEAST_SCORES:
+            self.why = few or f"{scores:,} scores are few: a kernel takes longer"
+            return None
         own = self.prepare_for_tiles(apart) if apart else None
         if own is None and joined is not apart:
             own = self.prepare_for_tiles(joined) if joined else None
@@ -444,14 +366,14 @@ class Search:
         attention = own or joined
         if attention is None:
             return None
-        shape = _describe(replace(attention, tiles=_choose_precision(attention)), self.graph)
+        shape = describe(replace(attention, tiles=choose_precision(attention)), self.graph)
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
         if projection is None:
             if own:
                 self.why = NOT_MEASURED
             return library
         if library and library is not attention:
-            shape = _describe(library, self.graph)
+            shape = describe(library, self.graph)
             of_library = project(shape, self.gpu, gradient=bool(library.gradients))
             projection = replace(
                 projection, library_us=of_library.library_us if of_library else math.inf
@@ -505,7 +427,7 @@ class Search:
             return None
         if not self.saves_memory(attention, of_library=False):
             return None
-        found = replace(attention, tiles=_choose_precision(attention))
+        found = replace(attention, tiles=choose_precision(attention))
         if not (masks and attention.gradients):
             return found if self.sums_as_kernels(found) else None
         assert attention.gradient
@@ -545,8 +467,11 @@ class Search:
 
 
 def _choose_positions(rows: RowFunctions) -> Label:
-    """Where no mask tells, the largest part of the queries is their position: the others are groups of heads."""
+    """Where no mask tells, the largest part of the queries is their position: the others are groups of heads.  Few
+    queries are one tile, whatever they are."""
     queries = query_parts(rows)
+    if prod(rows.parts.extents[part] for part in queries) <= MOST_QUERIES:
+        return queries
     return (max(queries, key=lambda part: rows.parts.extents[part]),) if queries else ()
 
 
@@ -561,78 +486,6 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
     features = operands[0].shape[attrs.lhs_contracting[0]]
     known = operands[0].dtype in _OF_TILES
     return known and operands[0].dtype is operands[1].dtype and features <= MOST_FEATURES_OF_HOPPER
-
-
-def _choose_precision(attention: Attention) -> str:
-    """That of the most exact of its products."""
-    products = [attention.rows.product, *(reader.product for reader in attention.readers)]
-    exact = any(
-        isinstance(p.attrs, DotAttrs)
-        and (p.attrs.algorithm or any(x != "DEFAULT" for x in p.attrs.precision))
-        for p in products
-    )
-    return EXACT if exact else "tf32"
-
-
-def _describe(attention: Attention, graph: Graph) -> AttentionShape:
-    """The attention as far as times depend on it."""
-    parts, split = attention.rows.parts, attention.split
-    extents = [parts.extent(label) for label in (split.batch, split.heads, split.positions)]
-    batch, heads, queries = extents
-    groups, keys = parts.extent(split.of_keys.parts[1]), parts.extent(split.keys)
-    rows, columns = batch * heads * queries, batch * groups * keys
-
-    def lay_out(tensor: Tensor, count: int) -> Layout:
-        features = count_features(graph, tensor)
-        return Layout(tensor.dtype, count * features, (0, 0, 0, 1), features)
-
-    def lay_out_scores(source: Source | None) -> Layout | None:
-        if source is None:
-            return None
-        labels = find_repeated(attention.rows, source)[1]
-        varying = {p for label in labels for p in parts.resolve(label)}
-        by_row, by_column = (
-            int(not varying.isdisjoint(parts.resolve(label)))
-            for label in (split.positions, split.keys)
-        )
-        size = count_added(attention.rows, split, labels, of_library=False)
-        return Layout(graph[source.name].dtype, size, (0, 0, by_row, by_column), 0)
-
-    def lay_out_all(sources: Iterable[Source]) -> list[Layout]:
-        return [layout for source in sources if (layout := lay_out_scores(source))]
-
-    softmax = attention.softmax
-    drop, sink = softmax.drop, softmax.sink
-    biases = lay_out_all(softmax.biases)
-    masks = [replace(m, dtype=DType.PRED) for m in lay_out_all(m.source for m in attention.masks)]
-    comparisons = []
-    for c in attention.comparisons:
-        left, right = lay_out_all([c.left, c.right])
-        comparisons.append(LayoutComparison(c.direction, left, right))
-    return AttentionShape(
-        batch=batch,
-        heads=heads,
-        groups=groups,
-        queries=queries,
-        keys=keys,
-        scale=softmax.scale,
-        causal=attention.causal,
-        window=attention.window,
-        q=lay_out(attention.q, rows),
-        k=lay_out(attention.k, columns),
-        v=lay_out(attention.v, columns),
-        o=lay_out(attention.v, rows),
-        bias=biases[0] if biases else None,
-        precision=attention.tiles,
-        cap=softmax.cap,
-        drop=lay_out_scores(drop.source if drop else None),
-        gain=drop.gain if drop else 0.0,
-        masks=tuple(masks),
-        comparisons=tuple(comparisons),
-        low=softmax.low,
-        sums_bias=bool(attention.bias_sums),
-        sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
-    )
 
 
 def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:

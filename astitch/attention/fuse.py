@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -11,9 +11,11 @@ from math import prod
 
 import numpy as np
 
-from astitch.attention.find import AMPERE, Attention, Search
+from astitch.attention.find import AMPERE, Search
+from astitch.attention.form import Attention
 from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
+from astitch.attention.restore_products import restore_products
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.device.gpu import Gpu
@@ -41,6 +43,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops.attention import ARRAYS, has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
+from astitch.rewrite.product_weights import Layer
 
 LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
@@ -63,7 +66,8 @@ def fuse_attention(
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    search = Search(graph, gpu, in_order=in_order)
+    given, restored = restore_products(graph)
+    search = Search(given, gpu, in_order=in_order)
     found = []
     for attention in search.run():
         origin = attention.rows.product.name
@@ -72,17 +76,29 @@ def fuse_attention(
         else:
             found.append(attention)
     if left is not None:
-        left += search.left
+        names = {product: name for name, product in restored.items()}
+        left += [_name_sums(line, names) for line in search.left]
     if not found:
         return graph
-    nodes = dict(graph.nodes)
+    nodes = {**graph.nodes, **given.nodes}
+    taken = {
+        name for attention in found for name in (*attention.products, attention.rows.product.name)
+    }
+    # What else was a sum stays one.
+    nodes |= {name: graph[name] for name, product in restored.items() if product not in taken}
     for attention in found:
         for product in sorted(attention.products):
             if log:
                 log("fuse_attention", product)
         _write(nodes, attention)
-    live = keep_live_nodes(sort_nodes(nodes, [*graph.nodes, *graph.outputs], {}), graph.outputs)
+    live = keep_live_nodes(sort_nodes(nodes, [*given.nodes, *graph.outputs], {}), graph.outputs)
     return replace(graph, nodes=live)
+
+
+def _name_sums(line: str, names: Mapping[str, str]) -> str:
+    """A line about a product that the program has as a sum.  names: of the sum, by the product's."""
+    head, colon, rest = line.partition(":")
+    return f"%{names[head[1:]]}{colon}{rest}" if head[1:] in names else line
 
 
 def _write(nodes: dict[str, Node], attention: Attention) -> None:
@@ -94,8 +110,8 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     split = attention.split.resolve(at.rows.parts)  # what was found may have cut them
     of_queries, of_keys = split.of_queries, split.of_keys
     q, q_order = at.gather(origin, attention.q, of_queries)
-    k, k_order = at.gather(origin, attention.k, of_keys)
-    v, v_order = at.gather(origin, attention.v, of_keys)
+    k, k_order = at.gather_keys(origin, attention, 0, of_keys)
+    v, v_order = at.gather_keys(origin, attention, 1, of_keys)
     attrs = AttentionAttrs(
         softmax.scale,
         attention.causal,
@@ -107,8 +123,11 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         attention.through_masks,
         softmax.cap,
         softmax.drop.gain if softmax.drop else 0.0,
+        share=attention.share,
     )
     arrays = at.add_arrays(attention, of_queries)
+    if attention.layers:
+        arrays.append(("layer", at.add_layer(origin, attention.layers[0].layer)))
     attrs = replace(attrs, arrays=tuple(name for name, _ in arrays))
     if attention.masks or attention.comparisons:
         attrs = replace(attrs, low=softmax.low, low_first=softmax.low_first)
@@ -224,6 +243,34 @@ class _Place:
         value = self._reshape(origin, value, shape)
         batch, heads, positions, last = (places.index(c) for c in range(4))
         return value, (batch, heads, positions, last)
+
+    def gather_keys(
+        self, origin: Node, attention: Attention, number: int, classes: Classes
+    ) -> tuple[str, Order]:
+        """The same of k (0) or v (1); of layers (an array of all of them, the order of the dimensions behind)."""
+        tensor = (attention.k, attention.v)[number].resolve(self.rows.parts)
+        if not attention.layers:
+            return self.gather(origin, tensor, classes)
+        node = self.nodes[tensor.name]
+        places = classes.places(tensor.parts)
+        assert places is not None
+        features = node.shape[tensor.labels.index(FEATURES)]
+        layered = attention.layers[number]
+        shape = tuple(prod(self._extent(p, features) for p in classes.parts[c]) for c in places)
+        batch, heads, positions, last = (places.index(c) for c in range(4))
+        value = self._reshape(origin, layered.array, (layered.layer.count, *shape))
+        return value, (batch, heads, positions, last)
+
+    def add_layer(self, origin: Node, layer: Layer) -> str:
+        """The number of a layer, bounded before it is converted where its type holds more than 32 bits with a sign."""
+        one = ArrayType(DType.S32, (1, 1, 1, 1))
+        if isinstance(layer.number, int):
+            return self._splat(origin, layer.number, one)
+        number, array = layer.number, self.nodes[layer.number].array
+        if not np.can_cast(array.dtype.numpy, np.int32):
+            ends = [self._splat(origin, end, array) for end in (0, layer.count - 1)]
+            number = self.add(origin, "clamp", array, (ends[0], number, ends[1]))
+        return self._reshape(origin, self._widen(origin, number, dtype=DType.S32), one.shape)
 
     def add_arrays(self, attention: Attention, classes: Classes) -> list[tuple[str, str]]:
         """(what it is, its name), of each array of scores; of a library the mask is a bias."""

@@ -522,6 +522,7 @@ class AttentionAttrs:
     gain: of `drop`: probabilities are multiplied by this times a number or condition.
     arrays: what the last operands are, see graph/ops/attention.py.  sums_bias: the gradient gives that of the bias too.
     low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
+    share: with tiles: the blocks of a kernel have so many keys each, and another one joins what they give; 0: all keys.
     """
 
     scale: float
@@ -538,6 +539,7 @@ class AttentionAttrs:
     low: float = 0.0
     low_first: bool = False
     sums_bias: bool = False
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from astitch.errors import IllegalProduct
 from astitch.graph.ir import (
     ArrayType,
     AttentionAttrs,
+    DType,
     GetTupleElementAttrs,
     Node,
     Order,
@@ -25,10 +26,13 @@ from astitch.tile.attention import (
     Comparison,
     Layout,
     write_forward,
+    write_forward_of_parts,
     write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
+    write_join,
 )
+from astitch.tile.few_queries import choose_tiling, is_of_few
 from astitch.tile.program import TileProgram
 from astitch.tile.rates import find_rates
 
@@ -44,11 +48,15 @@ def render_tiled_attention(
     if node.op == "attention-gradient":
         node, operands = _leave_sink_out(node, operands)
     shape = describe_shape(node, operands)
+    assert isinstance(node.type, TupleType)
+    results = node.type.elements
+    if node.op == "attention" and shape.share:
+        return _call_by_parts(node, shape, results)
+    if node.op == "attention" and is_of_few(shape):
+        return _call(node, "forward", write_forward(shape, choose_tiling(shape)), results)
     rates = find_rates(shape)
     if rates is None:
         raise IllegalProduct(f"no tiles are known for {node}")
-    assert isinstance(node.type, TupleType)
-    results = node.type.elements
     if node.op == "attention":
         return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
     of_q, *of_keys = results[:3]
@@ -62,6 +70,19 @@ def render_tiled_attention(
         others, more = _call(node, "bias", program, shape_sums)
         nodes, names = [*nodes, *others], [*names, *more]
     return nodes, names
+
+
+def _call_by_parts(
+    node: Node, shape: AttentionShape, results: Sequence[ArrayType]
+) -> tuple[list[Node], list[str]]:
+    """The calls of attention whose keys have parts."""
+    tiling = choose_tiling(shape)
+    rows = (shape.parts, shape.batch, shape.heads, shape.queries)
+    given = (ArrayType(DType.F32, (*rows, shape.v.features)), ArrayType(DType.F32, (2, *rows)))
+    nodes, names = _call(node, "parts", write_forward_of_parts(shape, tiling), given)
+    joined = replace(node, operands=tuple(names))
+    others, names = _call(joined, "forward", write_join(shape, tiling), results)
+    return [*nodes, *others], names
 
 
 def _leave_sink_out(node: Node, operands: Sequence[ArrayType]) -> tuple[Node, Sequence[ArrayType]]:
@@ -81,6 +102,10 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     if not isinstance(a, AttentionAttrs):
         raise IllegalProduct(f"{node} is no attention")
     (q, k, v, *_), arrays = split_operands(node, operands)
+    layers = k.shape[0] if "layer" in a.arrays else 0
+    sizes = k.size, v.size
+    if layers:
+        k, v = (ArrayType(x.dtype, x.shape[1:]) for x in (k, v))
     layouts = [describe_layout(array, (0, 1, 2, 3)) for array in arrays]
     named = list(zip(a.arrays, layouts, strict=True))
     compared = [(name, layout) for name, layout in named if name in COMPARISONS]
@@ -99,8 +124,8 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         causal=a.causal,
         window=a.window,
         q=describe_layout(q, a.q),
-        k=describe_layout(k, a.k),
-        v=describe_layout(v, a.v),
+        k=replace(describe_layout(k, a.k), size=sizes[0]),
+        v=replace(describe_layout(v, a.v), size=sizes[1]),
         o=describe_layout(ArrayType(q.dtype, tuple(o)), a.q),
         bias=by_name.get("bias"),
         precision=a.tiles,
@@ -118,6 +143,8 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         low=a.low,
         low_first=a.low_first,
         sums_bias=a.sums_bias,
+        share=a.share,
+        layers=layers,
     )
 
 

@@ -36,8 +36,8 @@ LIBRARY = re.compile(r"gemm|cublas|cudnn|matmul|conv|cutlass", re.IGNORECASE)
 TAKES_PART = frozenset({"slice", "dynamic-slice", "gather"})
 """Readers that need no more of an operand than their own result."""
 
-LAYERED_RANK = 4
-"""Dimensions of what a narrow product reads one layer of."""
+LAYERED_RANKS = {NARROW_PRODUCT: 4, "attention_": 5}
+"""Dimensions of what a kernel of tiles reads one layer of, by what its name begins with."""
 
 WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e2m1fn": 4}
 
@@ -182,9 +182,9 @@ class _Reader:
         if opcode != "fusion":
             shapes = [by_id[n].shape for n in dict.fromkeys(instruction.operand_ids)]
             written = count_bytes(instruction.shape)
-            if _is_narrow_product(instruction):
+            if rank := _find_layered_rank(instruction):
                 x, *others = shapes
-                return count_bytes(x) + sum(map(_bytes_of_layer, others)), written
+                return count_bytes(x) + sum(_bytes_of_layer(o, rank) for o in others), written
             return sum(map(count_bytes, shapes)), written
         members = {i.id: i for i in inside}
         read = 0
@@ -245,15 +245,26 @@ def _behind_bitcasts(members: Mapping[int, Any], number: int) -> Any:
 
 def _is_narrow_product(instruction: Any) -> bool:
     """Is it a kernel of ours that reads one layer of weights (hlo/narrow_product.py)?"""
-    return (
-        instruction.custom_call_target == TRITON.encode()
-        and f'name = "{NARROW_PRODUCT}'.encode() in instruction.backend_config
-    )
+    return _name_of_tiles(instruction).startswith(NARROW_PRODUCT)
 
 
-def _bytes_of_layer(shape: Any) -> int:
-    """Of an operand of such a kernel beside x; what has layers has four dimensions."""
-    layers = shape.dimensions[0] if len(shape.dimensions) == LAYERED_RANK else 1
+def _find_layered_rank(instruction: Any) -> int:
+    """How many dimensions an operand has of which a kernel of tiles reads one layer; 0: it reads all of each."""
+    name = _name_of_tiles(instruction)
+    return next((rank for kind, rank in LAYERED_RANKS.items() if name.startswith(kind)), 0)
+
+
+def _name_of_tiles(instruction: Any) -> str:
+    """The name of a kernel of tiles; empty for other instructions."""
+    if instruction.custom_call_target != TRITON.encode():
+        return ""
+    found = re.search(rb'name = "([^"]+)"', instruction.backend_config)
+    return found[1].decode() if found else ""
+
+
+def _bytes_of_layer(shape: Any, rank: int) -> int:
+    """Of an operand beside the first."""
+    layers = shape.dimensions[0] if len(shape.dimensions) == rank else 1
     return count_bytes(shape) // layers
 
 

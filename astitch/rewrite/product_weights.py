@@ -9,7 +9,7 @@ whole may be several matrices side by side along n.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -113,15 +113,21 @@ def count_along(parts: Sequence[Part | None], label: str) -> int:
 
 def skip_moves(graph: Graph, name: str, parts: Parts) -> tuple[str, Parts]:
     """What an operand is transposed and reshaped from, and the parts of its dimensions."""
-    while True:
-        node = graph[name]
+
+    def permutes(node: Node) -> bool:
         row = OPS.get(node.opcode)
-        if not row or not row.permutes:
-            return name, parts
-        moved = _step(graph, node, parts)
-        if moved is None:
-            return name, parts
-        name, parts = node.operands[0], moved
+        return row is not None and row.permutes
+
+    return _walk(graph, name, parts, permutes)
+
+
+def _walk(
+    graph: Graph, name: str, parts: Parts, passes: Callable[[Node], bool]
+) -> tuple[str, Parts]:
+    """Past ops that only move or convert elements, while `passes` says so."""
+    while passes(graph[name]) and (moved := _step(graph, graph[name], parts)) is not None:
+        name, parts = graph[name].operands[0], moved
+    return name, parts
 
 
 def _list_pieces(graph: Graph, name: str, parts: Parts) -> Iterator[tuple[str, Parts, int]]:
@@ -243,15 +249,14 @@ def _read_matrix(graph: Graph, name: str, parts: Parts) -> Matrix | None:
 
 def _skip(graph: Graph, name: str, parts: Parts) -> tuple[str, Parts]:
     """Past what moves or converts floats, up to integers."""
-    while True:
-        node = graph[name]
-        moved = _step(graph, node, parts)
+
+    def passes(node: Node) -> bool:
         row = OPS.get(node.opcode)
-        if row is not None and row.is_conversion and not graph[node.operands[0]].dtype.is_float:
-            moved = None
-        if moved is None or OPS[node.op].is_broadcast:
-            return name, parts
-        name, parts = node.operands[0], moved
+        if row is not None and row.is_conversion:
+            return graph[node.operands[0]].dtype.is_float
+        return not OPS[node.op].is_broadcast
+
+    return _walk(graph, name, parts, passes)
 
 
 def _take_apart(graph: Graph, node: Node, parts: Parts) -> tuple[str, Stored] | None:
@@ -277,7 +282,7 @@ def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
                 return None  # rounded twice
             dtype = graph[node.operands[0]].dtype
         name, parts = node.operands[0], moved
-    layer = _find_layer(graph, node)
+    layer = find_layer(graph, node)
     if layer is not None:
         name = node.operands[0]
         parts = parts[1:]
@@ -286,7 +291,7 @@ def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
     return Stored(name, dtype, kept, layer)
 
 
-def _find_layer(graph: Graph, node: Node) -> Layer | None:
+def find_layer(graph: Graph, node: Node) -> Layer | None:
     """Is it one layer of an array, of all its other elements?"""
     if not (isinstance(node.attrs, SliceAttrs) or node.opcode in _DYNAMIC_SLICES):
         return None

@@ -1,6 +1,8 @@
 """Attention and its gradient as tile programs, without atomics.
 
     forward: q, k, v, arrays... -> o, statistics           a block for each head and tile of queries
+    forward_of_parts: the same -> sums, statistics         a block for each part of the keys too
+    join: sums, statistics -> o, statistics                a block for each row
     gradient_of_keys: ..., statistics, do, delta -> dk, dv  a block for each head of k and tile of keys
     gradient_of_queries: the same -> dq                     a block for each head and tile of queries
     gradient_of_bias: the same -> dbias                     a block for each tile of the bias
@@ -24,6 +26,9 @@ LOG2_E = math.log2(math.e)
 
 LEAST_EXTENT = 16
 """The least extent of a factor of a product."""
+
+JOIN_WARPS = 4
+"""Of a block that joins the parts of a row."""
 
 LOWEST = -(2.0**100)
 """What a score is that a condition leaves out.  A row of such scores alone has equal probabilities."""
@@ -60,8 +65,9 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
-    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias:
-    see AttentionAttrs.
+    layers: of k and v, of which an array says which one is read; 0: there is none of it.
+    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,
+    share: see AttentionAttrs.
     """
 
     batch: int
@@ -89,6 +95,13 @@ class AttentionShape:
     low: float = 0.0
     low_first: bool = False
     sums_bias: bool = False
+    share: int = 0
+    layers: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Of the keys, each with results of its own."""
+        return count_tiles(self.keys, self.share) if self.share else 1
 
     @property
     def shared(self) -> int:
@@ -105,7 +118,8 @@ class AttentionShape:
     @property
     def arrays(self) -> tuple[Layout, ...]:
         """All, likewise."""
-        return (*self.of_scores, *(array for array in (self.sink, self.empty) if array))
+        layer = Layout(DType.S32, 1, (0, 0, 0, 0), 0) if self.layers else None
+        return (*self.of_scores, *(array for array in (self.sink, self.empty, layer) if array))
 
     @property
     def has_masks(self) -> bool:
@@ -153,6 +167,20 @@ def write_forward(shape: AttentionShape, tiling: Tiling) -> TileProgram:
     return _Kernel(shape, tiling).forward()
 
 
+def write_forward_of_parts(shape: AttentionShape, tiling: Tiling) -> TileProgram:
+    """q, k, v, arrays... -> (sums, statistics), both of f32.
+
+    sums: [parts, batch, heads, positions, features], values times exponentials.  statistics: [2, parts, batch, heads,
+    positions], the largest score, and the sum of exponentials beside it.  Scores that masks leave out are LOWEST.
+    """
+    return _PartKernel(shape, tiling).forward_of_parts()
+
+
+def write_join(shape: AttentionShape, tiling: Tiling) -> TileProgram:
+    """What write_forward_of_parts gives -> (o, statistics)."""
+    return _PartKernel(shape, tiling).join()
+
+
 def write_gradient_of_keys(shape: AttentionShape, tiling: Tiling) -> TileProgram:
     """q, k, v, statistics, do, delta, arrays... -> (dk, dv)."""
     return _Kernel(shape, tiling).gradient_of_keys()
@@ -194,16 +222,54 @@ class _Kernel:
     def forward(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
         batch, head, block = self._locate(s.heads, count_tiles(s.queries, t.queries), s.causal)
-        group = head / s.shared
         first = block * t.queries
         rows = first + b.range(t.queries)
+        most, total, o = self._walk_keys(batch, head, rows, *self._keys_seen(first))
+        empty = most <= LOWEST / 2 if s.has_empty_rows and not s.has_nan_rows else None
+        o, statistics = self._finish_rows(o / total.column(), most, total)
+        if empty is not None:
+            o = b.select(empty.column(), self._average(batch, head, rows, empty), o)
+        reads = _FORWARD + len(s.arrays)
+        self._store(reads, s.o, batch, head, rows, s.queries, o)
+        inside = self._inside(rows, s.queries, t.queries)
+        for number, statistic in enumerate(statistics):
+            places = self._row_places(batch, head, rows)
+            places = places + number * self.row_count if number else places
+            b.store(reads + 1, places, statistic, inside)
+        return self._finish("forward", reads, (s.q, s.k, s.v), (s.o,), self._statistics())
+
+    def _finish_rows(self, o: Tile, most: Tile, total: Tile) -> tuple[Tile, list[Tile]]:
+        """(o, statistics) where masks may leave a row no score.  most, total: of [rows], or of one row."""
+        b, s = self.b, self.shape
+        empty = most <= LOWEST / 2 if s.has_masks and not s.bias else None
+        if empty is not None:
+            of_o = empty.column() if len(o.shape) > len(empty.shape) > 0 else empty
+            if s.has_nan_rows:
+                total, o = b.select(empty, math.nan, total), b.select(of_o, math.nan, o)
+            elif s.low == math.inf:
+                o = b.select(of_o, 0.0, o)
+        statistics = [most, b.log2(total)]
+        if s.has_two_statistics:
+            return o, statistics
+        statistics = [(statistics[0] + statistics[1]) * (1 / LOG2_E)]
+        if empty is not None and not s.has_nan_rows:
+            of_empty = math.inf if s.low == math.inf else -math.inf
+            statistics[0] = b.select(empty, of_empty, statistics[0])
+        return o, statistics
+
+    def _walk_keys(
+        self, batch: Tile, head: Tile, rows: Tile, lower: Tile, upper: Tile
+    ) -> tuple[Tile, Tile, Tile]:
+        """(the largest score of each row, the sum of exponentials beside it, these times values) of keys from, to."""
+        b, s, t = self.b, self.shape, self.tiling
+        group = head / s.shared
         q = self._load(_Q, s.q, batch, head, rows, s.queries)
-        lower, upper = self._keys_seen(first)
         self._hold(batch, head, rows, None)
+        layer = self._read_layer()
 
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
-            k = self._load(_K, s.k, batch, group, columns, s.keys)
+            k = self._load(_K, s.k, batch, group, columns, s.keys, layer)
             seen = self._look(batch, head, rows, columns)
             scores = self._score(self._multiply(q, b.transpose(k)), seen)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
@@ -212,35 +278,13 @@ class _Kernel:
             if s.window or s.bias:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = self._raise(scores - base.column()), self._raise(most - base)
-            v = self._load(_V, s.v, batch, group, columns, s.keys)
+            v = self._load(_V, s.v, batch, group, columns, s.keys, layer)
             o = self._multiply(self._drop(p, seen.drop), v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 
         start = (*self._sink(batch, head, rows), b.full((t.queries, self.value_width), 0.0))
         most, total, o = b.loop(lower, upper, t.keys, start, turn)
-        o = o / total.column()
-        empty = most <= LOWEST / 2 if s.has_masks and not s.bias else None
-        if s.has_nan_rows and empty is not None:
-            total = b.select(empty, math.nan, total)
-            o = b.select(empty.column(), math.nan, o)
-        elif s.low == math.inf and empty is not None:
-            o = b.select(empty.column(), 0.0, o)
-        elif s.has_empty_rows and empty is not None:
-            o = b.select(empty.column(), self._average(batch, head, rows, empty), o)
-        reads = _FORWARD + len(s.arrays)
-        self._store(reads, s.o, batch, head, rows, s.queries, o)
-        statistics = [most, b.log2(total)]
-        if not s.has_two_statistics:
-            statistics = [(statistics[0] + statistics[1]) * (1 / LOG2_E)]
-            if empty is not None and not s.has_nan_rows:
-                of_empty = math.inf if s.low == math.inf else -math.inf
-                statistics[0] = b.select(empty, of_empty, statistics[0])
-        inside = self._inside(rows, s.queries, t.queries)
-        for number, statistic in enumerate(statistics):
-            places = self._row_places(batch, head, rows)
-            places = places + number * self.row_count if number else places
-            b.store(reads + 1, places, statistic, inside)
-        return self._finish("forward", reads, (s.q, s.k, s.v), (s.o,), self._statistics())
+        return most, total, o
 
     def gradient_of_queries(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
@@ -573,11 +617,28 @@ class _Kernel:
             mask = real if mask is None else mask & real
         return offsets, mask
 
+    def _read_layer(self) -> Tile | None:
+        """Which of the layers of k and v is read."""
+        b, s = self.b, self.shape
+        if not s.layers:
+            return None
+        given = b.load(self.first_array + len(s.arrays) - 1, DType.S32, b.scalar(0))
+        return b.maximum(b.minimum(given, b.scalar(s.layers - 1)), 0)
+
     def _load(
-        self, parameter: int, layout: Layout, batch: Tile, head: Tile, numbers: Tile, limit: int
+        self,
+        parameter: int,
+        layout: Layout,
+        batch: Tile,
+        head: Tile,
+        numbers: Tile,
+        limit: int,
+        layer: Tile | None = None,
     ) -> Tile:
         """[positions, features]; 0 where there are none."""
         offsets, mask = self._places(layout, batch, head, numbers, limit)
+        if layer is not None:
+            offsets = offsets + layer * (layout.size // self.shape.layers)
         return self.b.load(parameter, layout.dtype, offsets, mask)
 
     def _store(
@@ -697,6 +758,77 @@ class _BiasKernel(_Kernel):
         size = own_batches * own_heads * s.queries * s.keys
         return self._finish(
             "gradient_of_bias", reads, (s.q, s.k, s.v), (), (Parameter(DType.F32, size),)
+        )
+
+
+class _PartKernel(_Kernel):
+    def forward_of_parts(self) -> TileProgram:
+        """Blocks of one head are neighbours, and read keys that lie side by side."""
+        b, s, t = self.b, self.shape, self.tiling
+        tiles = count_tiles(s.queries, t.queries)
+        place = b.program_id(0)
+        self.grid = s.batch * s.heads * tiles * s.parts
+        part, place = place % s.parts, place / s.parts
+        batch, head = place / (tiles * s.heads), place / tiles % s.heads
+        rows = place % tiles * t.queries + b.range(t.queries)
+        lower = part * s.share
+        upper = b.minimum(lower + s.share, b.scalar(s.keys))
+        most, total, o = self._walk_keys(batch, head, rows, lower, upper)
+        reads = _FORWARD + len(s.arrays)
+        whole = part * s.batch + batch
+        self._store(reads, self.sums, whole, head, rows, s.queries, o)
+        places = self._row_places(whole, head, rows)
+        inside = self._inside(rows, s.queries, t.queries)
+        b.store(reads + 1, places, most, inside)
+        b.store(reads + 1, places + s.parts * self.row_count, total, inside)
+        of_rows = (self.statistics,)
+        return self._finish("forward_of_parts", reads, (s.q, s.k, s.v), (self.sums,), of_rows)
+
+    @property
+    def sums(self) -> Layout:
+        """Of the parts, whose batches follow each other."""
+        s = self.shape
+        features, of_head = s.v.features, s.queries * s.v.features
+        size = s.parts * self.row_count * features
+        return Layout(DType.F32, size, (s.heads * of_head, of_head, features, 1), features)
+
+    @property
+    def statistics(self) -> Parameter:
+        return Parameter(DType.F32, 2 * self.shape.parts * self.row_count)
+
+    def join(self) -> TileProgram:
+        b, s = self.b, self.shape
+        self.grid = self.row_count
+        row = b.program_id(0)
+        batch, head = row / (s.heads * s.queries), row / s.queries % s.heads
+        parts = b.range(1 << (s.parts - 1).bit_length())
+        inside = self._inside(parts, s.parts, parts.shape[0])
+        places = parts * self.row_count + row
+        most = b.load(1, DType.F32, places, inside)
+        if inside is not None:
+            most = b.select(inside, most, -math.inf)
+        total = b.load(1, DType.F32, places + s.parts * self.row_count, inside)
+        largest = b.reduce("maximum", most, 0)
+        base = b.select(largest.same(-math.inf), 0.0, largest)
+        weights = self._raise(most - base)
+        whole = b.reduce("add", weights * total, 0)
+        features = b.range(pad_extent(s.v.features))
+        real = self._inside(features, s.v.features, features.shape[0])
+        mask = inside.column() if inside is not None else None
+        if real is not None:
+            mask = real.row() if mask is None else mask & real.row()
+        offsets = places.column() * s.v.features + features.row()
+        sums = b.load(0, DType.F32, offsets, mask)
+        o = b.reduce("add", sums * weights.column(), 0) / whole
+        o, statistics = self._finish_rows(o, largest, whole)
+        of_batch, of_head, of_position, of_feature = s.o.strides
+        first = batch * of_batch + head * of_head + row % s.queries * of_position
+        b.store(2, first + features * of_feature, b.convert(o, s.o.dtype), real)
+        for number, statistic in enumerate(statistics):
+            b.store(3, row + number * self.row_count, statistic)
+        parameters = (_parameter(self.sums), self.statistics, _parameter(s.o), *self._statistics())
+        return TileProgram(
+            "attention_join", parameters, 2, b.statements(), (self.grid, 1, 1), JOIN_WARPS, 1
         )
 
 

@@ -18,6 +18,7 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 | drop | conditions or numbers | probabilities are multiplied by it and by the gain, as dropout does |
 | sink | f32, one column | a score more for each row, which no value belongs to |
 | empty | conditions, of a head of k | has one a row without a score? of gradients of a band with masks |
+| layer | a number, s32 | k and v are [layers, ...], and this one is read; bounded as the start of a dynamic-slice |
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
 Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
@@ -70,7 +71,7 @@ COMPARISONS: Mapping[str, np.ufunc] = {
     "GE": np.greater_equal,
 }
 
-ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty")
+ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", "layer")
 """In the order in which operands have them."""
 
 COMPARED = (DType.S32, DType.F32)
@@ -125,6 +126,10 @@ def _check(
 ) -> TupleType:
     """The results of attention to these operands.  Raises BrokenRule where they do not fit together."""
     a = attrs_of(node, AttentionAttrs)
+    if "layer" in a.arrays:
+        require_operands(k.rank == v.rank == 5 and k.shape[0] == v.shape[0], "no layers of k and v")
+        require(a.tiles != "" and node.op == "attention", "a layer of keys")
+        k, v = (ArrayType(x.dtype, x.shape[1:]) for x in (k, v))
     for array, order in ((q, a.q), (k, a.k), (v, a.v)):
         require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
@@ -134,9 +139,14 @@ def _check(
     require(
         all(name in ARRAYS for name in a.arrays)
         and list(a.arrays) == sorted(a.arrays, key=ARRAYS.index)
-        and all(a.arrays.count(name) <= 1 for name in ("bias", "drop", "sink", "empty"))
+        and all(a.arrays.count(name) <= 1 for name in ("bias", "drop", "sink", "empty", "layer"))
         and all(a.arrays.count(name) % 2 == 0 for name in COMPARISONS),
         f"no attention has the arrays {a.arrays}",
+    )
+    beside = {*a.arrays} & {"drop", "sink", "empty"}
+    require(
+        a.share == 0 or (a.share > 0 and a.tiles != "" and not a.causal and not beside),
+        f"parts of {a.share} keys",
     )
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
     require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
@@ -160,6 +170,9 @@ def _check(
             wanted = (batch, heads, positions, 1)
         if name == "empty":
             wanted = (batch, groups, 1, 1)
+        if name == "layer":
+            wanted = (1, 1, 1, 1)
+            require_operands(array.dtype is DType.S32, f"{array} is no number of a layer")
         whole = all(n in (1, m) for n, m in zip(array.shape, wanted, strict=False))
         of_library = (
             a.arrays == ("bias",) and array.dtype is q.dtype and array.shape[2:] == wanted[2:]
@@ -283,6 +296,9 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
     given, arrays = split_operands(node, operands)
+    if "layer" in a.arrays:
+        number = arrays[a.arrays.index("layer")].item()
+        given[1:] = [x[min(max(number, 0), len(x) - 1)] for x in given[1:]]
     q, k, v = _read_operands(a, given)
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
     scores = _scores(q, k, a, rows)

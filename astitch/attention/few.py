@@ -1,0 +1,117 @@
+"""Attention of few queries, as a step of decoding has: a kernel of our own reads keys and values once, as they lie.
+
+Takes an Attention that was found, hands on the same with the keys of a part, or why it stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from astitch.attention.form import Attention, choose_precision, describe
+from astitch.attention.layers import find_layered
+from astitch.attention.operands import Tensor
+from astitch.device.gpu import Gpu
+from astitch.graph.ir import ArrayType, DType, DynamicSliceAttrs, Graph, SliceAttrs
+from astitch.graph.ops import OPS, Kind
+from astitch.tile.attention import AttentionShape
+from astitch.tile.few_queries import (
+    choose_share,
+    is_of_few,
+    project_plain_us,
+    project_us,
+)
+from astitch.tile.rates import HOPPER, MOST_ELEMENTS
+
+LEAST_BYTES = 1 << 20
+"""Of the keys.  Fewer are read in less time than a kernel takes to start."""
+
+
+GAIN = 0.95
+"""A kernel must take less than this part of what the plain ops take: projections err."""
+
+
+def choose_few(graph: Graph, gpu: Gpu, attention: Attention) -> Attention | str:
+    """The same for a kernel of few queries; else why it stays, empty where it has many queries."""
+    k, v = (find_layered(graph, tensor) for tensor in (attention.k, attention.v))
+    layers = (k, v) if k and v and k.layer == v.layer else ()
+    found = replace(attention, tiles=choose_precision(attention), layers=layers)
+    shape = describe(found, graph)
+    if not is_of_few(shape) or found.gradients:
+        return ""
+    if reason := _why_not(graph, found, shape):
+        return reason
+    if gpu.compute_capability != HOPPER:
+        return "no such kernel was measured on this GPU"
+    sizes = [array.size for array in (shape.q, shape.k, shape.v, *shape.arrays)]
+    if max(sizes) * max((of.layer.count for of in layers), default=1) > MOST_ELEMENTS:
+        return "an array is too large"
+    shape = replace(shape, share=choose_share(shape, gpu))
+    us = project_us(shape, gpu)
+    sums = not attention.split.positions
+    plain_us = project_plain_us(shape, gpu, moves=_moves(found), sums=sums)
+    if us > GAIN * plain_us:
+        return f"{plain_us:.0f} us are projected, and {us:.0f} us of a kernel of few queries"
+    return replace(found, share=shape.share)
+
+
+def _why_not(graph: Graph, attention: Attention, shape: AttentionShape) -> str:
+    softmax = attention.softmax
+    size = shape.k.size * shape.k.dtype.bytes
+    if size < LEAST_BYTES:
+        return f"{size:,} bytes of keys are few: a kernel takes longer"
+    biases = [graph[bias.name].dtype for bias in softmax.biases]
+    if attention.causal or softmax.drop or softmax.sink or len(biases) > 1:
+        return "no kernel of few queries has its form"
+    if any(dtype not in (DType.F16, DType.BF16, DType.F32) for dtype in biases):
+        return "no kernel of few queries has its form"
+    tensors = attention.k, attention.v
+    arrays = [of.array for of in attention.layers] or [tensor.name for tensor in tensors]
+    for tensor, name in zip(tensors, arrays, strict=True):
+        if not _is_in_memory(graph, name) or not _keeps_order(attention, tensor):
+            return f"%{tensor.name} would be written to memory first"
+    return ""
+
+
+def _is_in_memory(graph: Graph, name: str) -> bool:
+    """Do the products read an array, not what is computed from fewer bytes or cut out of another?"""
+    whole = graph[name].array
+    pending, seen = [name], {name}
+    found = False
+    while pending:
+        node = graph[pending.pop()]
+        if not isinstance(node.type, ArrayType) or node.array.size != whole.size:
+            continue
+        row = OPS[node.op]
+        passes = row.kind is Kind.ELEMENTWISE or row.is_view or row.permutes
+        if passes or row.writes_into:
+            new = [name for name in node.operands[: None if passes else 1] if name not in seen]
+            seen.update(new)
+            pending += new
+            continue
+        is_cut = isinstance(node.attrs, (DynamicSliceAttrs, SliceAttrs))
+        if is_cut or node.array.bytes < whole.bytes:
+            return False
+        found = found or not row.is_broadcast
+    return found
+
+
+def _keeps_order(attention: Attention, tensor: Tensor) -> bool:
+    """Need the kernel's operand not be moved?"""
+    parts = attention.rows.parts
+    split = attention.split.resolve(parts)
+    return split.of_keys.places(tensor.resolve(parts).parts) is not None
+
+
+def _moves(attention: Attention) -> bool:
+    """Are keys or values in another order than products of a library read, or cut out of an array for them?"""
+    if attention.layers and attention.split.positions:
+        return True
+    parts = attention.rows.parts
+    split = attention.split.resolve(parts)
+    of_heads = {*split.batch, *split.heads}
+    for tensor in (attention.k, attention.v):
+        lies = tensor.resolve(parts).parts
+        outer = [part for part in lies if part in of_heads]
+        if lies[: len(outer)] != tuple(outer) and len(outer) > 1:
+            return True
+    return False

@@ -1,0 +1,290 @@
+"""Attention of few queries against many keys: found in every spelling; parts and their join compute what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from astitch.attention import few, restore_products
+from astitch.attention.fuse import fuse_attention
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import AttentionAttrs, Graph
+from astitch.graph.reference import run_graph
+from astitch.hlo.export import export_nodes
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.simplify import simplify
+from tests import emulated_xla
+from tests.hlo_runner import lower
+from tests.tile_calls import recorded
+
+GPU = preset("h100")
+BATCH, KEYS, HEADS, GROUPS, FEATURES = 2, 200, 4, 2, 16
+SCALE = FEATURES**-0.5
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small caches are taken, in parts of one tile or two."""
+    monkeypatch.setattr(few, "LEAST_BYTES", 1)
+    monkeypatch.setattr(restore_products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: float("inf"))
+    monkeypatch.setattr("astitch.tile.few_queries.MOST_PARTS", 2)
+
+
+def draw(shape: tuple[int, ...], seed: int, dtype: np.dtype = F32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def softmax(scores: Any, dtype: Any) -> Any:
+    return jax.nn.softmax(scores.astype(jnp.float32), -1).astype(dtype)
+
+
+def one_head_each(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def by_sums(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """As XLA writes products of one row."""
+    scores = (q[:, None] * k).astype(jnp.float32).sum(-1).astype(q.dtype) * SCALE
+    seen = jnp.arange(KEYS)[None, :, None] <= length[:, None, None]
+    scores = jnp.where(seen, scores.astype(jnp.float32), -jnp.inf)
+    p = jnp.exp(scores - scores.max(1, keepdims=True))
+    p = (p / p.sum(1, keepdims=True)).astype(q.dtype)
+    whole = jnp.swapaxes(p, 1, 2)[:, :, None] * jnp.transpose(v, (0, 2, 3, 1))
+    return whole.astype(jnp.float32).sum(3).astype(q.dtype)
+
+
+def heads_first(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = (x.reshape(BATCH, HEADS, KEYS, FEATURES) for x in (k, v))
+    scores = jnp.einsum("bhqd,bhtd->bhqt", q[:, :, None], k) * SCALE
+    seen = jnp.arange(KEYS) <= length[:, None, None, None]
+    return jnp.einsum("bhqt,bhtd->bhqd", softmax(jnp.where(seen, scores, -1e9), q.dtype), v)
+
+
+def shared(q: Any, k: Any, v: Any, length: Any) -> Any:
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k) * SCALE
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9)
+    return jnp.einsum("bgrt,btgd->bgrd", softmax(scores, q.dtype), v)
+
+
+def repeated(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (k, v))
+    scores = jnp.einsum("bqhd,bthd->bhqt", q[:, None], k) / jnp.sqrt(float(FEATURES)).astype(
+        q.dtype
+    )
+    mask = jnp.where(jnp.arange(KEYS) <= length[:, None], 0.0, -1e9)
+    scores = scores + mask.astype(q.dtype)[:, None, None]
+    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
+
+
+def one_for_all(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = k[:, :, 0], v[:, :, 0]
+    scores = jnp.einsum("bhd,btd->bht", q, k, preferred_element_type=jnp.float32) * SCALE
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -jnp.inf)
+    return jnp.einsum("bht,btd->bhd", softmax(scores, q.dtype), v)
+
+
+def library(q: Any, k: Any, v: Any, length: Any) -> Any:
+    seen = (jnp.arange(KEYS)[None] <= length[:, None])[:, None, None]
+    return jax.nn.dot_product_attention(q[:, None], k, v, mask=seen)
+
+
+def window(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    at = jnp.arange(KEYS)[None, None]
+    seen = (at <= length[:, None, None]) & (at > length[:, None, None] - 50)
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def capped(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = 20 * jnp.tanh(jnp.einsum("bhd,bthd->bht", q, k) * SCALE / 20)
+    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def several_words(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """Drafted words, each of which sees one more."""
+    words = jnp.stack([q, q[::-1], 2 * q], 1)
+    scores = jnp.einsum("bqhd,bthd->bhqt", words, k) * SCALE
+    seen = jnp.arange(KEYS)[None, None] <= (length[:, None] + jnp.arange(3))[..., None]
+    scores = jnp.where(seen[:, None], scores, -1e30)
+    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
+
+
+def without_a_mask(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    return jnp.einsum("bht,bthd->bhd", softmax(scores, q.dtype), v)
+
+
+def vmapped(q: Any, k: Any, v: Any, length: Any) -> Any:
+    def one(q: Any, k: Any, v: Any, n: Any) -> Any:
+        scores = jnp.where(jnp.arange(KEYS) <= n, k @ q * SCALE, -1e30)
+        return softmax(scores, q.dtype) @ v
+
+    return jax.vmap(jax.vmap(one, (0, 1, 1, None)))(q, k, v, length)
+
+
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        one_head_each,
+        by_sums,
+        heads_first,
+        shared,
+        repeated,
+        one_for_all,
+        library,
+        window,
+        capped,
+        several_words,
+        without_a_mask,
+        vmapped,
+    )
+}
+
+
+def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph, Graph]:
+    graph = simplify(import_hlo(lower(function, *arrays, keep_unused=True)))
+    return graph, simplify(check_graph(fuse_attention(graph, GPU)))
+
+
+OF_GROUPS = {shared: GROUPS, repeated: GROUPS, library: GROUPS, one_for_all: 1}
+"""The heads of keys where there are fewer than of queries."""
+
+
+def make(
+    dtype: np.dtype, lengths: tuple[int, int] = (150, 3), heads: int = HEADS
+) -> list[np.ndarray]:
+    shape = (BATCH, KEYS, heads, FEATURES)
+    q = draw((BATCH, HEADS, FEATURES), 0, dtype)
+    return [q, draw(shape, 1, dtype), draw(shape, 2, dtype), np.array(lengths, np.int32)]
+
+
+def check(function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float) -> Graph:
+    graph, fused = fuse(function, arrays)
+    (attrs,) = [n.attrs for n in fused if isinstance(n.attrs, AttentionAttrs)]
+    assert attrs.share and not any(node.op == "dot" for node in fused)
+    wanted = run_graph(graph, arrays)
+    names = [node.name for node in fused if not node.is_parameter]
+    with recorded():
+        exported = export_nodes(fused, names, fused.outputs)
+    given = dict(zip(fused.parameters, arrays, strict=True))
+    by_kernel = emulated_xla.run_module(exported.hlo, [given[n] for n in exported.operands])
+    for results in (run_graph(fused, arrays), by_kernel):
+        for found, expected in zip(results, wanted, strict=True):
+            x, y = found.astype(np.float64), expected.astype(np.float64)
+            np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+            x, y = np.nan_to_num(x), np.nan_to_num(y)
+            assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
+    return fused
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_is_found(name: str, dtype: np.dtype) -> None:
+    function = SPELLINGS[name]
+    arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS))
+    check(function, arrays, 3e-3 if dtype == F32 else 2e-2)
+
+
+@pytest.mark.parametrize("low", [-np.inf, -1e9])
+def test_rows_and_parts_without_a_key(low: float) -> None:
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+        seen = jnp.arange(KEYS)[None, None] < length[:, None, None]
+        return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, low), q.dtype), v)
+
+    check(attend, make(F32, (0, 3)), 3e-3)
+
+
+@pytest.mark.parametrize("of", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("attend", [shared, by_sums, heads_first])
+@pytest.mark.parametrize("layer", [0, 2, 9])
+def test_a_layer_of_caches_is_read_where_it_lies(
+    attend: Callable[..., Any], layer: int, of: np.dtype
+) -> None:
+    def of_layer(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+        k, v = (jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False) for x in (ks, vs))
+        return attend(q, k, v, length)
+
+    q, k, v, length = make(of, heads=OF_GROUPS.get(attend, HEADS))
+    stacks = [np.stack([x, -x, 2 * x]).astype(of) for x in (k, v)]
+    fused = check(of_layer, [q, *stacks, length, np.int32(layer)], 3e-3 if of == F32 else 2e-2)
+    assert not any(node.op == "dynamic-slice" for node in fused)
+
+
+def step_of_layers(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+    """One row of a layer's caches is written, then all of them are read."""
+    rows = jnp.broadcast_to(q[:, None, :GROUPS], (BATCH, 1, GROUPS, FEATURES))
+    zero = jnp.int32(0)
+
+    def write(x: Any, row: Any) -> tuple[Any, Any]:
+        own = jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
+        own = jax.lax.dynamic_update_slice(own, row, (zero, length[1], zero, zero))
+        starts = (number, zero, length[1], zero, zero)
+        return own, jax.lax.dynamic_update_slice(x, row[None], starts)
+
+    (k, ks), (v, vs) = write(ks, rows), write(vs, 2 * rows)
+    return shared(q, k, v, length), ks, vs
+
+
+def test_a_layer_of_which_a_row_was_written() -> None:
+    q, k, v, length = make(F32, heads=GROUPS)
+    arrays = [q, np.stack([k, -k]), np.stack([v, -v]), length, np.int32(1)]
+    fused = check(step_of_layers, arrays, 3e-3)
+    (attention,) = [node for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert "layer" in attention.attrs.arrays
+    assert all(name in fused.outputs for name in attention.operands[1:3])
+
+
+def test_a_layer_that_is_overwritten_stays() -> None:
+    def overwrite(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+        k, v = (jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False) for x in (ks, vs))
+        return shared(q, k, v, length), ks.at[0].set(0), vs
+
+    q, k, v, length = make(F32, heads=GROUPS)
+    arrays = [q, np.stack([k, -k]), np.stack([v, -v]), length, np.int32(1)]
+    _, fused = fuse(overwrite, arrays)
+    assert not any(isinstance(node.attrs, AttentionAttrs) for node in fused)
+
+
+def test_a_bias() -> None:
+    def attend(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE + bias[:, None]
+        return jnp.einsum("bht,bthd->bhd", softmax(scores, q.dtype), v)
+
+    bias = draw((BATCH, KEYS), 5)
+    bias[0, :140] = -np.inf
+    bias[1, 100:] = -1e9
+    check(attend, [*make(F32)[:3], bias], 3e-3)
+
+
+def test_sums_that_are_no_attention_stay() -> None:
+    def weigh(q: Any, k: Any, v: Any, length: Any) -> Any:
+        return (q[:, None] * k).sum(-1), one_head_each(q, k, v, length)
+
+    graph, fused = fuse(weigh, make(F32))
+    sums = [node for node in graph if node.op == "reduce" and node.array.rank == 3]
+    assert next(fused[n.name] for n in sums if n.name in fused.nodes).op == "reduce"
+    assert sum(isinstance(node.attrs, AttentionAttrs) for node in fused) == 1
+
+
+def test_keys_that_are_computed_stay() -> None:
+    def from_bytes(q: Any, k: Any, v: Any, scale: Any) -> Any:
+        return without_a_mask(q, k.astype(q.dtype) * scale, v, None)
+
+    q, k, v, _ = make(F32)
+    arrays = [q, (30 * k).astype(np.int8), v, np.float32(0.03)]
+    _, fused = fuse(from_bytes, arrays)
+    assert not any(isinstance(node.attrs, AttentionAttrs) for node in fused)
