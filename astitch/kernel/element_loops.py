@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
@@ -29,7 +30,7 @@ LONG_TEXT = frozenset({"sine", "cosine", "tan", "remainder"})
 """Ops of floats that may be far from zero, which takes two hundred instructions.  64 copies take NVRTC 1.7 s."""
 
 MOST_COPIES = 32
-"""Of such ops together, in one loop over rows."""
+"""Of such ops together, in one loop over rows.  No GPU has timed what fewer loads in flight cost."""
 
 
 def is_unrolled(m: Mapping) -> bool:
@@ -131,10 +132,10 @@ class ElementLoops:
             return inner
         if self.sums_rows:
             return list(self.sum_rows(inner))
+        loop = self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)
         if full and m.row_steps > (turns := self.limit_turns(inner)):
-            inside = tuple(self.enter_row(inner, self.row_bound is not None))
-            return [k.Loop("k", m.row_steps, False, inside, None, turns)]
-        return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
+            loop = replace(loop, unroll=False, together=turns)
+        return [loop]
 
     def limit_turns(self, body: Sequence[k.Statement]) -> int:
         """The turns of the loop over rows that are written out: all, if registers hold something of each of them."""
@@ -191,7 +192,7 @@ class ElementLoops:
         full: bool,
         enter: Callable[[list[k.Statement], bool], Iterator[k.Statement]],
         body: list[k.Statement],
-    ) -> k.Statement:
+    ) -> k.Loop:
         """A loop over steps, some of which may lie beyond the end.
 
         A few steps have a guard each.  Many end the loop early instead, so that loads need not wait for a branch.

@@ -32,7 +32,7 @@ from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.sort_orders import Order, is_count
 from astitch.rewrite.sort_words import POSITION_BITS, SortWords
-from astitch.rewrite.top_k import EndRead, find_parts
+from astitch.rewrite.top_k import EndRead, count_ends, find_parts
 
 MOST_LARGEST = 128
 """Of a row that is longer than a block sorts."""
@@ -60,7 +60,7 @@ def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
     parts = {
         n.name: of
         for n in sorts
-        if _is_long(n, graph) and (of := find_parts(graph, n, MOST_LARGEST))
+        if _is_long(graph, n) and (of := find_parts(graph, n, MOST_LARGEST))
     }
     readers = {part.name: part for of in parts.values() for part in of}
 
@@ -91,7 +91,7 @@ def sort_rows(graph: Graph, log: Log | None = None) -> Graph:
     return rewrite_graph(graph, heard, change) if sorts else graph
 
 
-def _is_long(node: Node, graph: Graph) -> bool:
+def _is_long(graph: Graph, node: Node) -> bool:
     """Is it a sort of rows that no block sorts?"""
     a = node.attrs
     if not isinstance(a, SortAttrs) or find_running(node) is not None:
@@ -144,17 +144,13 @@ class _Ends:
 
     @classmethod
     def find(cls, ops: _Words, order: Order, parts: Sequence[EndRead]) -> _Ends:
-        counts = {
-            end: max(p.count for p in parts if p.is_last is end)
-            for end in {p.is_last for p in parts}
-        }
-        words = {end: ops.sort(order, count, last=end) for end, count in counts.items()}
-        return cls(ops, order, words)
+        counts = count_ends(parts)
+        return cls(ops, order, {end: ops.sort(order, counts[end], last=end) for end in counts})
 
     def put(self, part: EndRead, node: Node) -> str:
         """What a slice reads, which may also leave out the last rows."""
         words = self.ops.take_first(self.words[part.is_last], part.count)
-        if part.is_last is not part.backwards:
+        if part.is_turned:
             words = self.ops.reverse_last(words)
         return self.ops.cut_to(self.ops.put_result(words, self.order, part.number), node.shape)
 

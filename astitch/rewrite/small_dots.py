@@ -139,8 +139,8 @@ class _Apart:
 class _Form:
     """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
     from `rank` on one that is summed.  sizes: of the labels.  source: the labels of the larger operand in the order in
-    which they lie in memory, where it is a transpose that is left out; else empty.  apart: the same
-    product of the operands as they lie in memory, where each number of the result is a sum of its own; else None."""
+    which they lie in memory, where it is a transpose that is left out; else empty.  apart: the same product of the
+    operands as they lie in memory, where each number of the result is a sum of its own; else None."""
 
     rank: int
     lhs: tuple[int, ...]
@@ -434,8 +434,8 @@ def _put_numbers(draft: Draft, node: Node, apart: _Apart) -> str:
             return ops.concatenate([write({**at, first: i}, others) for i in places], first)
         sides = zip(apart.operands, (form.lhs, form.rhs), strict=True)
         x, y = (
-            _spread(ops, _cut(ops, name, labels, form, at, total), labels, form, order)
-            for name, labels in sides
+            _spread(ops, _cut(ops, name, lies, form, at, total), lies, form, order)
+            for name, lies in sides
         )
         number = ops.sum(ops.both("multiply", x, y), summed)
         number = ops.transpose(number, [kept.index(label) for label in sorted(kept)])

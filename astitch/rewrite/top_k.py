@@ -49,10 +49,7 @@ def take_largest(graph: Graph, log: Log | None = None) -> Graph:
             order = rounds.read()
             if order is not None:
                 heard("take_largest", node.name)
-                ends = {part.is_last for part in wanted[node.name]}
-                counts = {
-                    end: max(p.count for p in wanted[node.name] if p.is_last is end) for end in ends
-                }
+                counts = count_ends(wanted[node.name])
                 found[node.name] = _Found(rounds, order, rounds.find(order, counts))
             return None
         part = readers.get(node.name)
@@ -72,6 +69,11 @@ class EndRead:
     is_last: bool = False
     backwards: bool = False
 
+    @property
+    def is_turned(self) -> bool:
+        """Is it read in another order than elements are found: the first in front, or the last?"""
+        return self.is_last is not self.backwards
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -83,7 +85,7 @@ class _Found:
 
     def put(self, part: EndRead, node: Node) -> str:
         words = list(self.words[part.is_last][: part.count])
-        if part.is_last is not part.backwards:
+        if part.is_turned:
             words.reverse()
         return self.rounds.put_result(words, self.order, part.number, node)
 
@@ -105,6 +107,14 @@ def find_parts(graph: Graph, node: Node, most: int = MOST_ROUNDS) -> list[EndRea
     found = [_read_part(graph, node, most, *reader) for reader in _list_readers(graph, node)]
     known = [part for part in found if part is not None]
     return known if known and len(known) == len(found) else None
+
+
+def count_ends(parts: Sequence[EndRead]) -> dict[bool, int]:
+    """How many first elements (False) and last ones (True) are read."""
+    counts: dict[bool, int] = {}
+    for part in parts:
+        counts[part.is_last] = max(part.count, counts.get(part.is_last, 0))
+    return counts
 
 
 def _list_readers(graph: Graph, sort: Node) -> Iterator[tuple[Node | None, int, bool]]:

@@ -47,6 +47,14 @@ def same(found: Any, wanted: Any) -> bool:
     )
 
 
+def assert_has_the_bits_of_jax(fn: Callable[..., Any], *arguments: Any) -> None:
+    """By the kernels for an H100, in the emulation."""
+    program = compile_graph(lower(fn, *arguments), gpu=preset("h100")).program
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for found, result in zip(HostEngine(program).run([*arguments]), wanted, strict=True):
+        assert same(found, result)
+
+
 def both_ways(axis: int) -> Callable[[Any], Any]:
     return lambda x: (
         jnp.sort(x, axis),
@@ -95,11 +103,7 @@ def test_truths_are_sorted() -> None:
     assert not is_left(graph)
     for found, result in zip(run_graph(graph, (x,)), jax.jit(both_ways(1))(x), strict=True):
         assert same(found, result)
-    compilation = compile_graph(lower(both_ways(1), x), gpu=preset("h100"))
-    for found, result in zip(
-        HostEngine(compilation.program).run([x]), jax.jit(both_ways(1))(x), strict=True
-    ):
-        assert same(found, result)
+    assert_has_the_bits_of_jax(both_ways(1), x)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +119,8 @@ def test_truths_are_sorted() -> None:
 )
 def test_other_spellings(fn: Any) -> None:
     x = np.random.default_rng(1).permutation(360).astype(np.float32).reshape(4, 90) / 10
-    graph = lower(fn, x)
-    assert not is_left(sort_rows(graph))
-    found = HostEngine(compile_graph(graph, gpu=preset("h100")).program).run([x])
-    for got, result in zip(found, jax.tree.leaves(jax.jit(fn)(x)), strict=True):
-        assert same(got, result)
+    assert not is_left(sort_rows(lower(fn, x)))
+    assert_has_the_bits_of_jax(fn, x)
 
 
 def test_what_goes_with_a_sort_is_read_at_its_positions() -> None:
@@ -166,11 +167,8 @@ def largest_by_names(x: Any) -> Any:
 def test_ends_of_long_sorts_are_sorted_in_pieces(fn: Any) -> None:
     x = draw(np.float32, (2, 5000), 3).round(2)
     x[np.isnan(x)] = 1
-    graph = lower(fn, x)
-    assert not is_left(sort_rows(graph))
-    found = HostEngine(compile_graph(graph, gpu=preset("h100")).program).run([x])
-    for got, result in zip(found, jax.tree.leaves(jax.jit(fn)(x)), strict=True):
-        assert same(got, result)
+    assert not is_left(sort_rows(lower(fn, x)))
+    assert_has_the_bits_of_jax(fn, x)
 
 
 def test_more_of_a_long_sort_stays_xla_s() -> None:
@@ -227,8 +225,4 @@ def test_long_rows_and_several_keys_stay() -> None:
 )
 def test_any_shape_is_sorted(rows: int, columns: int, seed: int, down: bool) -> None:
     x = draw(TYPES[seed % len(TYPES)], (columns, rows) if down else (rows, columns), seed)
-    fn = both_ways(0 if down else 1)
-    compilation = compile_graph(lower(fn, x), gpu=preset("h100"))
-    wanted = jax.jit(fn)(x)
-    for found, result in zip(HostEngine(compilation.program).run([x]), wanted, strict=True):
-        assert same(found, result)
+    assert_has_the_bits_of_jax(both_ways(0 if down else 1), x)
