@@ -41,6 +41,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
 from astitch.rewrite.joined_columns import separate_columns
+from astitch.rewrite.layer_updates import update_rows_of_layers
 from astitch.rewrite.narrow_pieces import join_narrow_pieces
 from astitch.rewrite.narrow_products import write_narrow_products
 from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
@@ -462,6 +463,11 @@ PASSES: tuple[Pass, ...] = (
     ),
     _rewrite("restore_recurrences", lambda graph, job: restore_recurrences(graph)),
     _rewrite("sink_slices", lambda graph, job: sink_slices(graph)),
+    _rewrite(
+        "update_rows_of_layers",
+        lambda graph, job: update_rows_of_layers(graph),
+        lambda job: job.target.in_xla,
+    ),
     _rewrite("fuse_attention", _fuse_attention, lambda job: job.target.attention),
     _rewrite("unroll_searches", _unroll_searches),
     _rewrite(

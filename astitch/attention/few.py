@@ -11,7 +11,7 @@ from astitch.attention.form import Attention, choose_precision, describe
 from astitch.attention.layers import find_layered
 from astitch.attention.operands import Tensor
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import ArrayType, DType, DynamicSliceAttrs, Graph, SliceAttrs
+from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.tile.attention import AttentionShape
 from astitch.tile.few_queries import (
@@ -32,7 +32,10 @@ GAIN = 0.95
 
 def choose_few(graph: Graph, gpu: Gpu, attention: Attention) -> Attention | str:
     """The same for a kernel of few queries; else why it stays, empty where it has many queries."""
-    k, v = (find_layered(graph, tensor) for tensor in (attention.k, attention.v))
+    if attention.forward is None:
+        return ""
+    reader = attention.forward.product.name
+    k, v = (find_layered(graph, tensor, reader) for tensor in (attention.k, attention.v))
     layers = (k, v) if k and v and k.layer == v.layer else ()
     found = replace(attention, tiles=choose_precision(attention), layers=layers)
     shape = describe(found, graph)
@@ -60,7 +63,7 @@ def _why_not(graph: Graph, attention: Attention, shape: AttentionShape) -> str:
     if size < LEAST_BYTES:
         return f"{size:,} bytes of keys are few: a kernel takes longer"
     biases = [graph[bias.name].dtype for bias in softmax.biases]
-    if attention.causal or softmax.drop or softmax.sink or len(biases) > 1:
+    if attention.causal or softmax.drop or len(biases) > 1:
         return "no kernel of few queries has its form"
     if any(dtype not in (DType.F16, DType.BF16, DType.F32) for dtype in biases):
         return "no kernel of few queries has its form"
@@ -73,7 +76,7 @@ def _why_not(graph: Graph, attention: Attention, shape: AttentionShape) -> str:
 
 
 def _is_in_memory(graph: Graph, name: str) -> bool:
-    """Do the products read an array, not what is computed from fewer bytes or cut out of another?"""
+    """Do the products read an array, not what is computed from fewer bytes, gathered or cut out of another?"""
     whole = graph[name].array
     pending, seen = [name], {name}
     found = False
@@ -88,11 +91,18 @@ def _is_in_memory(graph: Graph, name: str) -> bool:
             seen.update(new)
             pending += new
             continue
-        is_cut = isinstance(node.attrs, (DynamicSliceAttrs, SliceAttrs))
-        if is_cut or node.array.bytes < whole.bytes:
+        if node.array.bytes < whole.bytes or not _is_handed_in(node):
             return False
-        found = found or not row.is_broadcast
+        found = True
     return found
+
+
+def _is_handed_in(node: Node) -> bool:
+    """Is it an argument, a state, or what a library or a call gives?  What else XLA would write in any order."""
+    kinds = Kind.COMPUTE, Kind.PROJECTION, Kind.CONTROL
+    return (
+        node.is_parameter or OPS[node.op].kind in kinds or isinstance(node.attrs, CustomCallAttrs)
+    )
 
 
 def _keeps_order(attention: Attention, tensor: Tensor) -> bool:

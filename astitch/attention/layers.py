@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from astitch.attention.operands import Tensor
 from astitch.graph.ir import Graph, Node
 from astitch.graph.ops import OPS
-from astitch.loops.analysis import is_slice_update
+from astitch.rewrite.layer_updates import is_number, is_update, skip_views
 from astitch.rewrite.product_weights import Layer, find_layer
 
 
@@ -23,45 +23,62 @@ class Layered:
     layer: Layer
 
 
-def find_layered(graph: Graph, tensor: Tensor) -> Layered | None:
-    """None where the tensor is no layer, or one that may be overwritten before it is read."""
+def find_layered(graph: Graph, tensor: Tensor, reader: str) -> Layered | None:
+    """None where the tensor is no layer, or one that may be overwritten before it is read.
+
+    reader: a product that is computed when the tensor was read.
+    """
     node = graph[tensor.name]
-    if is_slice_update(node):
-        source = _skip_reshapes(graph, node.operands[0])
+    if is_update(node):
+        source = skip_views(graph, node.operands[0])
         layer = find_layer(graph, source)
         if layer is None:
             return None
         users = (graph[user] for user in graph.users[source.operands[0]])
         written = (u for u in users if _writes_row(graph, u, source.operands[0], layer, node))
-        array = next(written, None)
-        return Layered(array.name, layer) if array else None
-    layer = find_layer(graph, node)
-    if layer is None or any(_writes_into(graph[u], node) for u in graph.users[node.operands[0]]):
+        array = next((u.name for u in written), "")
+    else:
+        layer = find_layer(graph, node)
+        array = node.operands[0] if layer else ""
+    if layer is None or not array or not _is_read_first(graph, array, reader):
         return None
-    return Layered(node.operands[0], layer)
+    return Layered(array, layer)
 
 
-def _writes_into(user: Node, layer: Node) -> bool:
-    """Does an op write into the array of a layer, in place if it can?"""
-    return OPS[user.op].writes_into and user.operands[0] == layer.operands[0]
+def _is_read_first(graph: Graph, array: str, reader: str) -> bool:
+    """Does whatever writes into an array, in place if it can, wait for its reader?"""
+    users = (graph[user] for user in graph.users[array])
+    writers = [
+        user.name for user in users if OPS[user.op].writes_into and user.operands[0] == array
+    ]
+    return all(_waits_for(graph, writer, reader) for writer in writers)
+
+
+def _waits_for(graph: Graph, name: str, other: str) -> bool:
+    """Is a node computed from another one?"""
+    order, seen, pending = graph.order, {name}, [name]
+    while pending:
+        current = pending.pop()
+        if current == other:
+            return True
+        if order[current] > order[other]:
+            new = [o for o in graph[current].operands if o not in seen]
+            seen.update(new)
+            pending += new
+    return False
 
 
 def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node) -> bool:
     """Is an update of the array that of its layer?"""
-    if not is_slice_update(node) or node.operands[0] != array:
+    if not is_update(node) or node.operands[0] != array:
         return False
     number, *starts = node.operands[2:]
-    if number != layer.number or starts != list(update.operands[2:]):
+    places = list(update.operands[2:])[-len(starts) :]
+    if not is_number(graph, number, layer.number) or starts != places:
         return False
-    row = _skip_reshapes(graph, node.operands[1])
-    if row.name == _skip_reshapes(graph, update.operands[1]).name:
+    row = skip_views(graph, node.operands[1])
+    if row.name == skip_views(graph, update.operands[1]).name:
         return row.array.size == graph[update.operands[1]].array.size
     # What was written into the layer, read from there.
-    return row.operands[:1] == (update.name,) and list(row.operands[1:]) == starts
-
-
-def _skip_reshapes(graph: Graph, name: str) -> Node:
-    node = graph[name]
-    while OPS[node.op].is_view:
-        node = graph[node.operands[0]]
-    return node
+    where = list(row.operands[1:])[-len(starts) :]
+    return row.operands[:1] == (update.name,) and where == starts

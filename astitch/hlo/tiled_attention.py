@@ -80,7 +80,11 @@ def _call_by_parts(
     rows = (shape.parts, shape.batch, shape.heads, shape.queries)
     given = (ArrayType(DType.F32, (*rows, shape.v.features)), ArrayType(DType.F32, (2, *rows)))
     nodes, names = _call(node, "parts", write_forward_of_parts(shape, tiling), given)
-    joined = replace(node, operands=tuple(names))
+    assert isinstance(node.attrs, AttentionAttrs)
+    _, arrays = split_operands(node, node.operands)
+    named = zip(node.attrs.arrays, arrays, strict=True)
+    sinks = [name for array, name in named if array == "sink"]
+    joined = replace(node, operands=(*names, *sinks))
     others, names = _call(joined, "forward", write_join(shape, tiling), results)
     return [*nodes, *others], names
 

@@ -31,7 +31,7 @@ READ_AGAIN_BYTES = 256 << 10
 """An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one.  A
 result of no more, or of no more than the operands, may read its terms element by element."""
 
-FEW_OVER_TRANSPOSED = 8
+FEW_OVER_TRANSPOSED = 4
 """Rows or columns that are few beside a matrix that would be transposed in memory first.  Its elements are read once
 for all of them, which lie side by side."""
 

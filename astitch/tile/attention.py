@@ -177,7 +177,7 @@ def write_forward_of_parts(shape: AttentionShape, tiling: Tiling) -> TileProgram
 
 
 def write_join(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """What write_forward_of_parts gives -> (o, statistics)."""
+    """sums, statistics, as write_forward_of_parts gives them, the sink if there is one -> (o, statistics)."""
     return _PartKernel(shape, tiling).join()
 
 
@@ -197,7 +197,7 @@ def write_gradient_of_bias(shape: AttentionShape, tiling: Tiling) -> TileProgram
 
 
 _Q, _K, _V, _STATISTICS, _DO, _DELTA = range(6)
-_FORWARD, _GRADIENT = 3, 6
+_FORWARD, _GRADIENT, _JOIN = 3, 6, 2
 """The numbers of the parameters, and how many there are before the arrays of scores."""
 
 
@@ -796,11 +796,16 @@ class _PartKernel(_Kernel):
     def statistics(self) -> Parameter:
         return Parameter(DType.F32, 2 * self.shape.parts * self.row_count)
 
+    def _sink(self, batch: Tile, head: Tile, rows: Tile) -> tuple[Tile, Tile]:
+        """The join knows it."""
+        return self.b.full(rows.shape, -math.inf), self.b.full(rows.shape, 0.0)
+
     def join(self) -> TileProgram:
         b, s = self.b, self.shape
-        self.grid = self.row_count
+        self.grid, self.first_array = self.row_count, _JOIN
         row = b.program_id(0)
         batch, head = row / (s.heads * s.queries), row / s.queries % s.heads
+        query = row % s.queries
         parts = b.range(1 << (s.parts - 1).bit_length())
         inside = self._inside(parts, s.parts, parts.shape[0])
         places = parts * self.row_count + row
@@ -809,9 +814,14 @@ class _PartKernel(_Kernel):
             most = b.select(inside, most, -math.inf)
         total = b.load(1, DType.F32, places + s.parts * self.row_count, inside)
         largest = b.reduce("maximum", most, 0)
+        sink = self._load_sink(batch, head, query)
+        if sink is not None:
+            largest = b.maximum(largest, sink)
         base = b.select(largest.same(-math.inf), 0.0, largest)
         weights = self._raise(most - base)
         whole = b.reduce("add", weights * total, 0)
+        if sink is not None:
+            whole = whole + self._raise(sink - base)
         features = b.range(pad_extent(s.v.features))
         real = self._inside(features, s.v.features, features.shape[0])
         mask = inside.column() if inside is not None else None
@@ -822,14 +832,29 @@ class _PartKernel(_Kernel):
         o = b.reduce("add", sums * weights.column(), 0) / whole
         o, statistics = self._finish_rows(o, largest, whole)
         of_batch, of_head, of_position, of_feature = s.o.strides
-        first = batch * of_batch + head * of_head + row % s.queries * of_position
-        b.store(2, first + features * of_feature, b.convert(o, s.o.dtype), real)
+        first = batch * of_batch + head * of_head + query * of_position
+        reads = _JOIN + bool(s.sink)
+        b.store(reads, first + features * of_feature, b.convert(o, s.o.dtype), real)
         for number, statistic in enumerate(statistics):
-            b.store(3, row + number * self.row_count, statistic)
-        parameters = (_parameter(self.sums), self.statistics, _parameter(s.o), *self._statistics())
+            b.store(reads + 1, row + number * self.row_count, statistic)
+        given = (_parameter(self.sums), self.statistics, *map(_parameter, self._list_sinks()))
+        parameters = (*given, _parameter(s.o), *self._statistics())
         return TileProgram(
-            "attention_join", parameters, 2, b.statements(), (self.grid, 1, 1), JOIN_WARPS, 1
+            "attention_join", parameters, reads, b.statements(), (self.grid, 1, 1), JOIN_WARPS, 1
         )
+
+    def _list_sinks(self) -> list[Layout]:
+        return [self.shape.sink] if self.shape.sink else []
+
+    def _load_sink(self, batch: Tile, head: Tile, query: Tile) -> Tile | None:
+        """That of one row, in the unit of scores."""
+        b, s = self.b, self.shape
+        if s.sink is None:
+            return None
+        of_batch, of_head, of_row, _ = s.sink.strides
+        offset = batch * of_batch + head * of_head + query * of_row
+        sink = b.convert(b.load(_JOIN, s.sink.dtype, offset), DType.F32)
+        return sink if s.bias else sink * LOG2_E
 
 
 _COMPARISONS = {

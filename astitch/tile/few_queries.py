@@ -11,8 +11,8 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import DType
 from astitch.tile.attention import LEAST_EXTENT, AttentionShape, Tiling, count_tiles, pad_extent
 
-MOST_QUERIES = LEAST_EXTENT
-"""Of one tile."""
+MOST_QUERIES = 4 * LEAST_EXTENT
+"""Of one tile.  More than 16 were timed in whole programs alone."""
 
 NARROW, WIDE = 128, 256
 """Bytes of a row of keys."""
@@ -36,9 +36,10 @@ def is_of_few(shape: AttentionShape) -> bool:
 
 def choose_tiling(shape: AttentionShape) -> Tiling:
     row = max(pad_extent(x.features) * x.dtype.bytes for x in (shape.k, shape.v))
+    queries = pad_extent(shape.queries)
     if row <= NARROW:
-        return Tiling(LEAST_EXTENT, 128, 4, 2)
-    return Tiling(LEAST_EXTENT, 64, 4, 3) if row <= WIDE else Tiling(LEAST_EXTENT, 32, 4, 2)
+        return Tiling(queries, 128, 4, 2)
+    return Tiling(queries, 64, 4, 3) if row <= WIDE else Tiling(queries, 32, 4, 2)
 
 
 def choose_share(shape: AttentionShape, gpu: Gpu) -> int:

@@ -14,10 +14,12 @@ import pytest
 
 import astitch
 from astitch.api.engines import target_gpu
-from astitch.attention import find
+from astitch.attention import few, find, restore_products
 from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.tile_call import TRITON
+from tests.attention.few_spellings import BF16, F32, OF_GROUPS, SPELLINGS, make
+from tests.attention.few_spellings import HEADS as HEADS_OF_FEW
 from tests.attention.spellings import (
     BATCH,
     FEATURES,
@@ -58,7 +60,9 @@ def measure_errors(
 ) -> tuple[list[float], list[float], int]:
     """(distances of XLA's results from f64, those of ours, how many calls of attention ours has)."""
     with jax.enable_x64(True), astitch.disabled():
-        wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+        wide = [
+            a.astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays
+        ]
         exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
     found, texts = [], []
     for enabled in (astitch.disabled(), astitch.enabled()):
@@ -153,3 +157,19 @@ def test_our_own_gradients_are_the_same_in_each_run(dtype: Any) -> None:
     for other in others:
         for one, two in zip(first, other, strict=True):
             assert one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, np.dtype(np.float16)], ids=["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_few_queries_are_as_near_as_xla_s(
+    name: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(few, "LEAST_BYTES", 1)
+    monkeypatch.setattr(restore_products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
+    function = SPELLINGS[name]
+    arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS_OF_FEW))
+    before, after, calls = measure_errors(function, arrays)
+    assert calls == 2
+    assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,15 +18,33 @@ from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
+from astitch.rewrite.layer_updates import update_rows_of_layers
 from astitch.rewrite.simplify import simplify
 from tests import emulated_xla
+from tests.attention.few_spellings import (
+    BATCH,
+    BF16,
+    F32,
+    FEATURES,
+    GROUPS,
+    HEADS,
+    KEYS,
+    OF_GROUPS,
+    SCALE,
+    SPELLINGS,
+    by_sums,
+    draw,
+    heads_first,
+    make,
+    one_head_each,
+    shared,
+    softmax,
+    without_a_mask,
+)
 from tests.hlo_runner import lower
 from tests.tile_calls import recorded
 
 GPU = preset("h100")
-BATCH, KEYS, HEADS, GROUPS, FEATURES = 2, 200, 4, 2, 16
-SCALE = FEATURES**-0.5
-F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -39,142 +56,19 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astitch.tile.few_queries.MOST_PARTS", 2)
 
 
-def draw(shape: tuple[int, ...], seed: int, dtype: np.dtype = F32) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def softmax(scores: Any, dtype: Any) -> Any:
-    return jax.nn.softmax(scores.astype(jnp.float32), -1).astype(dtype)
-
-
-def one_head_each(q: Any, k: Any, v: Any, length: Any) -> Any:
-    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
-    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
-    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
-
-
-def by_sums(q: Any, k: Any, v: Any, length: Any) -> Any:
-    """As XLA writes products of one row."""
-    scores = (q[:, None] * k).astype(jnp.float32).sum(-1).astype(q.dtype) * SCALE
-    seen = jnp.arange(KEYS)[None, :, None] <= length[:, None, None]
-    scores = jnp.where(seen, scores.astype(jnp.float32), -jnp.inf)
-    p = jnp.exp(scores - scores.max(1, keepdims=True))
-    p = (p / p.sum(1, keepdims=True)).astype(q.dtype)
-    whole = jnp.swapaxes(p, 1, 2)[:, :, None] * jnp.transpose(v, (0, 2, 3, 1))
-    return whole.astype(jnp.float32).sum(3).astype(q.dtype)
-
-
-def heads_first(q: Any, k: Any, v: Any, length: Any) -> Any:
-    k, v = (x.reshape(BATCH, HEADS, KEYS, FEATURES) for x in (k, v))
-    scores = jnp.einsum("bhqd,bhtd->bhqt", q[:, :, None], k) * SCALE
-    seen = jnp.arange(KEYS) <= length[:, None, None, None]
-    return jnp.einsum("bhqt,bhtd->bhqd", softmax(jnp.where(seen, scores, -1e9), q.dtype), v)
-
-
-def shared(q: Any, k: Any, v: Any, length: Any) -> Any:
-    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
-    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k) * SCALE
-    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9)
-    return jnp.einsum("bgrt,btgd->bgrd", softmax(scores, q.dtype), v)
-
-
-def repeated(q: Any, k: Any, v: Any, length: Any) -> Any:
-    k, v = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (k, v))
-    scores = jnp.einsum("bqhd,bthd->bhqt", q[:, None], k) / jnp.sqrt(float(FEATURES)).astype(
-        q.dtype
-    )
-    mask = jnp.where(jnp.arange(KEYS) <= length[:, None], 0.0, -1e9)
-    scores = scores + mask.astype(q.dtype)[:, None, None]
-    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
-
-
-def one_for_all(q: Any, k: Any, v: Any, length: Any) -> Any:
-    k, v = k[:, :, 0], v[:, :, 0]
-    scores = jnp.einsum("bhd,btd->bht", q, k, preferred_element_type=jnp.float32) * SCALE
-    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -jnp.inf)
-    return jnp.einsum("bht,btd->bhd", softmax(scores, q.dtype), v)
-
-
-def library(q: Any, k: Any, v: Any, length: Any) -> Any:
-    seen = (jnp.arange(KEYS)[None] <= length[:, None])[:, None, None]
-    return jax.nn.dot_product_attention(q[:, None], k, v, mask=seen)
-
-
-def window(q: Any, k: Any, v: Any, length: Any) -> Any:
-    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
-    at = jnp.arange(KEYS)[None, None]
-    seen = (at <= length[:, None, None]) & (at > length[:, None, None] - 50)
-    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
-
-
-def capped(q: Any, k: Any, v: Any, length: Any) -> Any:
-    scores = 20 * jnp.tanh(jnp.einsum("bhd,bthd->bht", q, k) * SCALE / 20)
-    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
-    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
-
-
-def several_words(q: Any, k: Any, v: Any, length: Any) -> Any:
-    """Drafted words, each of which sees one more."""
-    words = jnp.stack([q, q[::-1], 2 * q], 1)
-    scores = jnp.einsum("bqhd,bthd->bhqt", words, k) * SCALE
-    seen = jnp.arange(KEYS)[None, None] <= (length[:, None] + jnp.arange(3))[..., None]
-    scores = jnp.where(seen[:, None], scores, -1e30)
-    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
-
-
-def without_a_mask(q: Any, k: Any, v: Any, length: Any) -> Any:
-    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
-    return jnp.einsum("bht,bthd->bhd", softmax(scores, q.dtype), v)
-
-
-def vmapped(q: Any, k: Any, v: Any, length: Any) -> Any:
-    def one(q: Any, k: Any, v: Any, n: Any) -> Any:
-        scores = jnp.where(jnp.arange(KEYS) <= n, k @ q * SCALE, -1e30)
-        return softmax(scores, q.dtype) @ v
-
-    return jax.vmap(jax.vmap(one, (0, 1, 1, None)))(q, k, v, length)
-
-
-SPELLINGS: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (
-        one_head_each,
-        by_sums,
-        heads_first,
-        shared,
-        repeated,
-        one_for_all,
-        library,
-        window,
-        capped,
-        several_words,
-        without_a_mask,
-        vmapped,
-    )
-}
-
-
 def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph, Graph]:
     graph = simplify(import_hlo(lower(function, *arrays, keep_unused=True)))
-    return graph, simplify(check_graph(fuse_attention(graph, GPU)))
+    given = update_rows_of_layers(graph)
+    return graph, simplify(check_graph(fuse_attention(given, GPU)))
 
 
-OF_GROUPS = {shared: GROUPS, repeated: GROUPS, library: GROUPS, one_for_all: 1}
-"""The heads of keys where there are fewer than of queries."""
-
-
-def make(
-    dtype: np.dtype, lengths: tuple[int, int] = (150, 3), heads: int = HEADS
-) -> list[np.ndarray]:
-    shape = (BATCH, KEYS, heads, FEATURES)
-    q = draw((BATCH, HEADS, FEATURES), 0, dtype)
-    return [q, draw(shape, 1, dtype), draw(shape, 2, dtype), np.array(lengths, np.int32)]
-
-
-def check(function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float) -> Graph:
+def check(
+    function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float, count: int = 1
+) -> Graph:
     graph, fused = fuse(function, arrays)
-    (attrs,) = [n.attrs for n in fused if isinstance(n.attrs, AttentionAttrs)]
-    assert attrs.share and not any(node.op == "dot" for node in fused)
+    found = [n.attrs for n in fused if isinstance(n.attrs, AttentionAttrs)]
+    assert len(found) == count and all(attrs.share for attrs in found)
+    assert not any(node.op == "dot" for node in fused)
     wanted = run_graph(graph, arrays)
     names = [node.name for node in fused if not node.is_parameter]
     with recorded():
@@ -246,6 +140,26 @@ def test_a_layer_of_which_a_row_was_written() -> None:
     (attention,) = [node for node in fused if isinstance(node.attrs, AttentionAttrs)]
     assert "layer" in attention.attrs.arrays
     assert all(name in fused.outputs for name in attention.operands[1:3])
+
+
+def steps_of_layers(q: Any, ks: Any, vs: Any, length: Any) -> Any:
+    """The layers one after the other; each puts all of its caches back."""
+    for layer in range(2):
+        rows = jnp.broadcast_to(q[:, None, :GROUPS], (BATCH, 1, GROUPS, FEATURES))
+        at = (0, length[1], 0, 0)
+        k = jax.lax.dynamic_update_slice(ks[layer], rows, at)
+        v = jax.lax.dynamic_update_slice(vs[layer], 2 * rows, at)
+        ks = jax.lax.dynamic_update_index_in_dim(ks, k, layer, 0)
+        vs = jax.lax.dynamic_update_index_in_dim(vs, v, layer, 0)
+        q = shared(q, ks[layer], vs[layer], length).reshape(q.shape)
+    return q, ks, vs
+
+
+def test_layers_that_are_put_back_as_a_whole() -> None:
+    q, k, v, length = make(F32, heads=GROUPS)
+    fused = check(steps_of_layers, [q, np.stack([k, -k]), np.stack([v, -v]), length], 6e-3, 2)
+    updates = [node for node in fused if node.op == "dynamic-update-slice"]
+    assert len(updates) == 4 and all(node.array.rank == 5 for node in updates)
 
 
 def test_a_layer_that_is_overwritten_stays() -> None:

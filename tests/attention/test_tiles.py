@@ -815,13 +815,14 @@ def test_what_stays_is_named(
     assert why in line and line.startswith("%") and line[1:].split(":")[0] in graph.nodes
 
 
-@pytest.mark.parametrize("queries", [QUERIES, 1])
+@pytest.mark.parametrize("queries", [4 * QUERIES, 1])
 def test_few_scores_are_named(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one query against a cache."""
     monkeypatch.setattr(find, "LEAST_SCORES", 1 << 20)
     monkeypatch.setattr(find, "LEAST_NAMED", 1)
     q, k, v = draw()
-    graph, _ = fuse(PLAIN["softmax"][0], [q[:, :queries], k, v])
+    q = np.concatenate([q] * 4, axis=1)[:, :queries]
+    graph, _ = fuse(PLAIN["softmax"][0], [q, k, v])
     left: list[str] = []
     assert fuse_attention(graph, GPU, left=left) is graph
     (line,) = left

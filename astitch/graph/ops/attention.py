@@ -143,7 +143,7 @@ def _check(
         and all(a.arrays.count(name) % 2 == 0 for name in COMPARISONS),
         f"no attention has the arrays {a.arrays}",
     )
-    beside = {*a.arrays} & {"drop", "sink", "empty"}
+    beside = {*a.arrays} & {"drop", "empty"}
     require(
         a.share == 0 or (a.share > 0 and a.tiles != "" and not a.causal and not beside),
         f"parts of {a.share} keys",

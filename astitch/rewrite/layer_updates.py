@@ -1,0 +1,77 @@
+"""Graph -> Graph: an update of one layer of a stack writes the rows that are new, not the layer.
+
+Caches of all layers are often one array.  A step takes a layer out of it, writes rows into that, and puts all of the
+layer back: `caches.at[i].set(update(caches[i], rows, places))`.  That is an update of the stack at (i, places).  Loops
+over layers have a pass of their own (loops/update_stacks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import ArrayType, Graph, NoAttrs, Node
+from astitch.graph.ops import OPS
+from astitch.rewrite.draft import is_zero, read_splat
+from astitch.rewrite.product_weights import find_layer
+
+
+def update_rows_of_layers(graph: Graph) -> Graph:
+    """The same function; the graph itself where nothing changes."""
+    nodes: dict[str, Node] = {}
+    for node in graph:
+        found = _find_rows(graph, node) if is_update(node) else None
+        if found is None:
+            nodes[node.name] = node
+            continue
+        rows, places = found
+        inner = node.array.rank - 1
+        shape = (1, *graph[rows].shape[-inner:])
+        name = free_name(f"{node.name}.rows", {*graph.nodes, *nodes})
+        type_ = ArrayType(node.dtype, shape)
+        nodes[name] = Node(
+            name, "reshape", type_, (rows,), NoAttrs(), (), node.op_name, node.source
+        )
+        nodes[node.name] = replace(node, operands=(node.operands[0], name, *places))
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return replace(graph, nodes=keep_live_nodes(nodes, graph.outputs))
+
+
+def _find_rows(graph: Graph, node: Node) -> tuple[str, tuple[str, ...]] | None:
+    """(the rows that are new, where in the stack), of an update by a whole layer of the same stack."""
+    stack, value, first, *others = node.operands
+    update, inner = skip_views(graph, value), node.shape[1:]
+    if not is_update(update) or update.shape not in (inner, (1, *inner)):
+        return None
+    if graph[value].shape != (1, *inner) or not all(is_zero(graph, o) for o in others):
+        return None
+    source = skip_views(graph, update.operands[0])
+    layer = find_layer(graph, source)
+    if layer is None or source.operands[0] != stack or not is_number(graph, first, layer.number):
+        return None
+    _, rows, *starts = update.operands
+    places = starts[-len(inner) :]
+    same = all(graph[place].dtype is graph[first].dtype for place in places)
+    return (rows, (first, *places)) if places and same else None
+
+
+def is_update(node: Node) -> bool:
+    """Is it a dynamic-update-slice?"""
+    return OPS[node.op].writes_into and OPS[node.op].chooses
+
+
+def is_number(graph: Graph, name: str, number: int | str) -> bool:
+    """Is a value of a graph this number, or the value of this name?"""
+    if isinstance(number, str):
+        return name == number
+    constant = read_splat(graph, name)
+    return constant is not None and int(constant) == number
+
+
+def skip_views(graph: Graph, name: str) -> Node:
+    """What a value is reshaped from."""
+    node = graph[name]
+    while OPS[node.op].is_view:
+        node = graph[node.operands[0]]
+    return node

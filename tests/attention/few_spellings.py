@@ -1,0 +1,154 @@
+"""Attention of few queries against a cache, in spellings of JAX; and arrays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+BATCH, KEYS, HEADS, GROUPS, FEATURES = 2, 200, 4, 2, 16
+SCALE = FEATURES**-0.5
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+def draw(shape: tuple[int, ...], seed: int, dtype: np.dtype = F32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def softmax(scores: Any, dtype: Any) -> Any:
+    return jax.nn.softmax(scores.astype(jnp.float32), -1).astype(dtype)
+
+
+def one_head_each(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def by_sums(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """As XLA writes products of one row."""
+    scores = (q[:, None] * k).astype(jnp.float32).sum(-1).astype(q.dtype) * SCALE
+    seen = jnp.arange(KEYS)[None, :, None] <= length[:, None, None]
+    scores = jnp.where(seen, scores.astype(jnp.float32), -jnp.inf)
+    p = jnp.exp(scores - scores.max(1, keepdims=True))
+    p = (p / p.sum(1, keepdims=True)).astype(q.dtype)
+    whole = jnp.swapaxes(p, 1, 2)[:, :, None] * jnp.transpose(v, (0, 2, 3, 1))
+    return whole.astype(jnp.float32).sum(3).astype(q.dtype)
+
+
+def heads_first(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = (x.reshape(BATCH, HEADS, KEYS, FEATURES) for x in (k, v))
+    scores = jnp.einsum("bhqd,bhtd->bhqt", q[:, :, None], k) * SCALE
+    seen = jnp.arange(KEYS) <= length[:, None, None, None]
+    return jnp.einsum("bhqt,bhtd->bhqd", softmax(jnp.where(seen, scores, -1e9), q.dtype), v)
+
+
+def shared(q: Any, k: Any, v: Any, length: Any) -> Any:
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k) * SCALE
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9)
+    return jnp.einsum("bgrt,btgd->bgrd", softmax(scores, q.dtype), v)
+
+
+def repeated(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (k, v))
+    scores = jnp.einsum("bqhd,bthd->bhqt", q[:, None], k) / jnp.sqrt(float(FEATURES)).astype(
+        q.dtype
+    )
+    mask = jnp.where(jnp.arange(KEYS) <= length[:, None], 0.0, -1e9)
+    scores = scores + mask.astype(q.dtype)[:, None, None]
+    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
+
+
+def one_for_all(q: Any, k: Any, v: Any, length: Any) -> Any:
+    k, v = k[:, :, 0], v[:, :, 0]
+    scores = jnp.einsum("bhd,btd->bht", q, k, preferred_element_type=jnp.float32) * SCALE
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -jnp.inf)
+    return jnp.einsum("bht,btd->bhd", softmax(scores, q.dtype), v)
+
+
+def library(q: Any, k: Any, v: Any, length: Any) -> Any:
+    seen = (jnp.arange(KEYS)[None] <= length[:, None])[:, None, None]
+    return jax.nn.dot_product_attention(q[:, None], k, v, mask=seen)
+
+
+def window(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    at = jnp.arange(KEYS)[None, None]
+    seen = (at <= length[:, None, None]) & (at > length[:, None, None] - 50)
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def capped(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = 20 * jnp.tanh(jnp.einsum("bhd,bthd->bht", q, k) * SCALE / 20)
+    seen = jnp.arange(KEYS)[None, None] <= length[:, None, None]
+    return jnp.einsum("bht,bthd->bhd", softmax(jnp.where(seen, scores, -1e30), q.dtype), v)
+
+
+def with_a_sink(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """A score more for each head, which no value belongs to."""
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k).astype(jnp.float32) * SCALE
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e30)
+    sinks = jnp.linspace(-1, 2, HEADS).reshape(1, GROUPS, HEADS // GROUPS, 1)
+    sinks = jnp.broadcast_to(sinks, (*scores.shape[:3], 1))
+    p = softmax(jnp.concatenate([scores, sinks], -1), q.dtype)[..., :-1]
+    return jnp.einsum("bgrt,btgd->bgrd", p, v)
+
+
+def several_words(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """Drafted words, each of which sees one more."""
+    words = jnp.stack([q, q[::-1], 2 * q], 1)
+    scores = jnp.einsum("bqhd,bthd->bhqt", words, k) * SCALE
+    seen = jnp.arange(KEYS)[None, None] <= (length[:, None] + jnp.arange(3))[..., None]
+    scores = jnp.where(seen[:, None], scores, -1e30)
+    return jnp.einsum("bhqt,bthd->bqhd", softmax(scores, q.dtype), v)
+
+
+def without_a_mask(q: Any, k: Any, v: Any, length: Any) -> Any:
+    scores = jnp.einsum("bhd,bthd->bht", q, k) * SCALE
+    return jnp.einsum("bht,bthd->bhd", softmax(scores, q.dtype), v)
+
+
+def vmapped(q: Any, k: Any, v: Any, length: Any) -> Any:
+    def one(q: Any, k: Any, v: Any, n: Any) -> Any:
+        scores = jnp.where(jnp.arange(KEYS) <= n, k @ q * SCALE, -1e30)
+        return softmax(scores, q.dtype) @ v
+
+    return jax.vmap(jax.vmap(one, (0, 1, 1, None)))(q, k, v, length)
+
+
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        one_head_each,
+        by_sums,
+        heads_first,
+        shared,
+        repeated,
+        one_for_all,
+        library,
+        window,
+        capped,
+        with_a_sink,
+        several_words,
+        without_a_mask,
+        vmapped,
+    )
+}
+
+
+OF_GROUPS = {shared: GROUPS, repeated: GROUPS, library: GROUPS, with_a_sink: GROUPS, one_for_all: 1}
+"""The heads of keys where there are fewer than of queries."""
+
+
+def make(
+    dtype: np.dtype, lengths: tuple[int, int] = (150, 3), heads: int = HEADS
+) -> list[np.ndarray]:
+    shape = (BATCH, KEYS, heads, FEATURES)
+    q = draw((BATCH, HEADS, FEATURES), 0, dtype)
+    return [q, draw(shape, 1, dtype), draw(shape, 2, dtype), np.array(lengths, np.int32)]
