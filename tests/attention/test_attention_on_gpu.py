@@ -59,7 +59,8 @@ def measure_errors(
     function: Callable[..., Any], arrays: list[np.ndarray]
 ) -> tuple[list[float], list[float], int]:
     """(distances of XLA's results from f64, those of ours, how many calls of attention ours has)."""
-    with jax.enable_x64(True), astitch.disabled():
+    host = jax.devices("cpu")[0]  # no library multiplies all shapes in f64 on a GPU
+    with jax.enable_x64(True), astitch.disabled(), jax.default_device(host):
         wide = [
             a.astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays
         ]

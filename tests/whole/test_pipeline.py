@@ -78,6 +78,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "take_imported",
         "restore_products",
         "restore_windows",
+        "update_rows_of_layers",
         "fuse_attention",
         "narrow_products",
         "row_regions",
