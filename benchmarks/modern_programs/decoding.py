@@ -53,7 +53,8 @@ Update = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def write_at_one_place(cache: jax.Array, new: jax.Array, place: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice(cache, new[:, None], (0, place, 0, 0))
+    zero = jnp.zeros_like(place)  # of the same type, also where numbers have 64 bits
+    return lax.dynamic_update_slice(cache, new[:, None], (zero, place, zero, zero))
 
 
 def write_heads_first(cache: jax.Array, new: jax.Array, place: jax.Array) -> jax.Array:
