@@ -482,6 +482,10 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
         return False
     if node.array.size < min(LEAST_NAMED, LEAST_SCORES) or not node.dtype.is_float:
         return False
+    if node.array.size < LEAST_SCORES and not attrs.lhs_batch:
+        # Products without a batch are rarely scores, but for few queries.
+        if node.array.size > MOST_QUERIES * max(node.shape):
+            return False
     operands = [graph[o] for o in node.operands]
     features = operands[0].shape[attrs.lhs_contracting[0]]
     known = operands[0].dtype in _OF_TILES
