@@ -25,7 +25,7 @@ VERBS = {
     "leave": "leave %a, leave all: XLA computes the stitch op",
     "leave-attention": "leave-attention [%a]: attention stays as it is written",
     "leave-loops": "leave-loops [%a]: XLA runs the loop",
-    "keep": "keep %a: its kernel stays whole, and neither it nor a loop is left to XLA for being slower",
+    "keep": "keep %a: its kernel stays whole; no kernel, loop or attention is left to XLA for being slower",
     "split": "split %a: its kernel is split as the explorer proposes",
     "without": "without PASS: the pass is left out",
     "in-order": "in-order: scatters and gradients of attention add in a fixed order",

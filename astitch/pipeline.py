@@ -256,7 +256,7 @@ def _fuse_attention(graph: Graph, job: Job) -> Graph:
         job.gpu,
         in_order=job.directives.in_order is True,
         left=job.notes,
-        leave=lambda products: job.directives.covers("leave-attention", products),
+        told=job.directives,
     )
     return graph if fused is graph else simplify(check_graph(fused))
 

@@ -5,7 +5,7 @@ Takes an Attention that was found, hands on the same with the keys of a part, or
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from astitch.attention.form import Attention, choose_precision, describe
 from astitch.attention.layers import find_layered
@@ -13,7 +13,6 @@ from astitch.attention.operands import Tensor
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.tile.attention import AttentionShape
 from astitch.tile.few_queries import (
     choose_share,
     is_of_few,
@@ -25,43 +24,55 @@ from astitch.tile.rates import HOPPER, MOST_ELEMENTS
 LEAST_BYTES = 1 << 20
 """Of the keys.  Fewer are read in less time than a kernel takes to start."""
 
-
 GAIN = 0.95
 """A kernel must take less than this part of what the plain ops take: projections err."""
 
 
-def choose_few(graph: Graph, gpu: Gpu, attention: Attention) -> Attention | str:
-    """The same for a kernel of few queries; else why it stays, empty where it has many queries."""
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """Why attention stays as it is; empty: nothing speaks against it yet.  is_choice: for its size or time.  Then the
+    directive keep makes it a kernel."""
+
+    why: str = ""
+    is_choice: bool = False
+
+
+def choose_few(
+    graph: Graph, gpu: Gpu, attention: Attention, kept: bool = False
+) -> Attention | Stays:
+    """The same for a kernel of few queries; else why it stays.  kept: whatever its size and time."""
     if attention.forward is None:
-        return ""
+        return Stays()
     reader = attention.forward.product.name
     k, v = (find_layered(graph, tensor, reader) for tensor in (attention.k, attention.v))
     layers = (k, v) if k and v and k.layer == v.layer else ()
     found = replace(attention, tiles=choose_precision(attention), layers=layers)
     shape = describe(found, graph)
     if not is_of_few(shape) or found.gradients:
-        return ""
-    if reason := _why_not(graph, found, shape):
-        return reason
+        return Stays()
+    if reason := _why_not(graph, found):
+        return Stays(reason)
     if gpu.compute_capability != HOPPER:
-        return "no such kernel was measured on this GPU"
+        return Stays("no such kernel was measured on this GPU")
     sizes = [array.size for array in (shape.q, shape.k, shape.v, *shape.arrays)]
     if max(sizes) * max((of.layer.count for of in layers), default=1) > MOST_ELEMENTS:
-        return "an array is too large"
+        return Stays("an array is too large")
+    size = shape.k.size * shape.k.dtype.bytes
+    if size < LEAST_BYTES and not kept:
+        return Stays(f"{size:,} bytes of keys are few: a kernel takes longer", is_choice=True)
     shape = replace(shape, share=choose_share(shape, gpu))
     us = project_us(shape, gpu)
     sums = not attention.split.positions
     plain_us = project_plain_us(shape, gpu, moves=_moves(found), sums=sums)
-    if us > GAIN * plain_us:
-        return f"{plain_us:.0f} us are projected, and {us:.0f} us of a kernel of few queries"
+    if us > GAIN * plain_us and not kept:
+        why = f"{plain_us:.0f} us are projected, and {us:.0f} us of a kernel of few queries"
+        return Stays(why, is_choice=True)
     return replace(found, share=shape.share)
 
 
-def _why_not(graph: Graph, attention: Attention, shape: AttentionShape) -> str:
+def _why_not(graph: Graph, attention: Attention) -> str:
+    """Why the kernel cannot compute it, or would read what others have to write first; empty: it can."""
     softmax = attention.softmax
-    size = shape.k.size * shape.k.dtype.bytes
-    if size < LEAST_BYTES:
-        return f"{size:,} bytes of keys are few: a kernel takes longer"
     biases = [graph[bias.name].dtype for bias in softmax.biases]
     if attention.causal or softmax.drop or len(biases) > 1:
         return "no kernel of few queries has its form"

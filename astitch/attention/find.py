@@ -8,7 +8,7 @@ shifted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -21,7 +21,7 @@ from astitch.attention.conditions import (
     take_apart,
 )
 from astitch.attention.dropped import read_dropped
-from astitch.attention.few import choose_few
+from astitch.attention.few import Stays, choose_few
 from astitch.attention.form import Attention, MaskForm, choose_precision, describe
 from astitch.attention.layout import choose_split, count_added
 from astitch.attention.masks import Masks
@@ -48,6 +48,7 @@ from astitch.attention.softmax import (
     passes_masks,
 )
 from astitch.device.gpu import Gpu
+from astitch.directives import FOLLOWED, NOTHING, Directives
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.tile.few_queries import MOST_QUERIES
@@ -82,13 +83,27 @@ LEAST_SAVED = 2
 
 
 class Search:
-    """Looks for attention in a graph.  in_order: all sums have a fixed order, which cuDNN's gradient has not."""
+    """Looks for attention in a graph.
 
-    def __init__(self, graph: Graph, gpu: Gpu, *, in_order: bool = False) -> None:
+    in_order: all sums have a fixed order, which cuDNN's gradient has not.  told: directives, which may keep attention
+    whatever it is projected to take.  names: what the program calls products that it has as sums.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        gpu: Gpu,
+        *,
+        in_order: bool = False,
+        told: Directives = NOTHING,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.graph, self.gpu, self.in_order = graph, gpu, in_order
+        self.told, self.names = told, names or {}
         self.order = graph.order
         self.masks = Masks(graph)
-        self.why = ""  # the softmax at hand has no kernel
+        self.stays = Stays()  # the softmax at hand has no kernel
+        self.kept = False  # it is to have one
         self.left: list[str] = []  # those without, each with the reason
 
     def run(self) -> Iterator[Attention]:
@@ -97,7 +112,10 @@ class Search:
         for node in self.graph:
             if not may_be_scores(self.graph, node, self.gpu):
                 continue
-            self.why = ""
+            name = self.names.get(node.name, node.name)
+            keep = self.told.find("keep", [name])
+            self.stays, self.kept = Stays(), bool(keep)
+            outcome = FOLLOWED
             for key in _key_dimensions(node, self.graph):
                 attention = self.find(node, key)
                 if attention and not taken & attention.products:
@@ -105,8 +123,13 @@ class Search:
                     yield attention
                     break
             else:
-                if self.why:
-                    self.left.append(f"%{node.name}: attention stays as it is: {self.why}")
+                if not self.stays.why:
+                    continue
+                undo = f"\n    to reverse it: keep %{name}" if self.stays.is_choice else ""
+                self.left.append(f"%{name}: attention stays as it is: {self.stays.why}{undo}")
+                outcome = f"not followed: {self.stays.why}"
+            for line in keep:
+                self.told.note(line, outcome)
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
@@ -133,7 +156,7 @@ class Search:
                 kinds[value] = "softmax"
         if softmax is None:
             return None
-        self.why = NO_FORM
+        self.stays = Stays(NO_FORM)
         gradient: Gradient | None = None
         for value in values:
             if value in kinds:
@@ -353,11 +376,13 @@ class Search:
         apart, joined: with masks taken apart, which our own kernels read, and as they are.
         """
         either = apart or joined
-        few = choose_few(self.graph, self.gpu, either) if either else ""
+        few = choose_few(self.graph, self.gpu, either, self.kept) if either else Stays()
         if isinstance(few, Attention):
             return few
-        if either and (scores := either.rows.product.array.size) < LEAST_SCORES:
-            self.why = few or f"{scores:,} scores are few: a kernel takes longer"
+        scores = either.rows.product.array.size if either else LEAST_SCORES
+        if scores < LEAST_SCORES and not self.kept:
+            why = f"{scores:,} scores are few: a kernel takes longer"
+            self.stays = few if few.why else Stays(why, is_choice=True)
             return None
         own = self.prepare_for_tiles(apart) if apart else None
         if own is None and joined is not apart:
@@ -370,7 +395,7 @@ class Search:
         projection = project(shape, self.gpu, gradient=bool(attention.gradients))
         if projection is None:
             if own:
-                self.why = NOT_MEASURED
+                self.stays = Stays(NOT_MEASURED)
             return library
         if library and library is not attention:
             shape = describe(library, self.graph)
@@ -383,10 +408,10 @@ class Search:
         if not found:
             return None
         us, chosen = min(found, key=lambda pair: pair[0])
-        if us < projection.plain_us:
+        if us < projection.plain_us or self.kept:
             return chosen
         plain = f"{projection.plain_us:.0f} us are projected"
-        self.why = f"{plain}, and {us:.0f} us of kernels of attention"
+        self.stays = Stays(f"{plain}, and {us:.0f} us of kernels of attention", is_choice=True)
         return None
 
     def fits_library(self, attention: Attention) -> bool:

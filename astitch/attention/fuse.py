@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +19,7 @@ from astitch.attention.restore_products import restore_products
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.device.gpu import Gpu
+from astitch.directives import NOTHING, Directives
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -56,28 +57,29 @@ def fuse_attention(
     *,
     in_order: bool = False,
     left: list[str] | None = None,
-    leave: Callable[[Collection[str]], bool] = lambda products: False,
+    told: Directives = NOTHING,
 ) -> Graph:
     """The same function but for rounding: scores are not rounded to 16 bits in between.
 
     graph: simplified.  log: hears of every product that is replaced.
     in_order: all sums have a fixed order, which the library's gradient has not: it adds up dq by atomics.
-    left: gets a line for each attention that stays as it is.  leave: is one of these products to stay?
+    left: gets a line for each attention that stays as it is.  told: directives, which leave attention or keep it.
     """
     if gpu.compute_capability < AMPERE:
         return graph
     given, restored = restore_products(graph)
-    search = Search(given, gpu, in_order=in_order)
+    names = {product: name for name, product in restored.items()}
+    search = Search(given, gpu, in_order=in_order, told=told, names=names)
     found = []
     for attention in search.run():
         origin = attention.rows.product.name
-        if leave({*attention.products, origin, f"{origin}.attention"}):
+        known = {*attention.products, origin, f"{origin}.attention"}
+        if told.covers("leave-attention", known | {names[n] for n in known if n in names}):
             search.left.append(f"attention of %{origin}: a directive leaves it as it is")
         else:
             found.append(attention)
     if left is not None:
-        names = {product: name for name, product in restored.items()}
-        left += [_name_sums(line, names) for line in search.left]
+        left += search.left
     if not found:
         return graph
     nodes = {**graph.nodes, **given.nodes}
@@ -93,12 +95,6 @@ def fuse_attention(
         _write(nodes, attention)
     live = keep_live_nodes(sort_nodes(nodes, [*given.nodes, *graph.outputs], {}), graph.outputs)
     return replace(graph, nodes=live)
-
-
-def _name_sums(line: str, names: Mapping[str, str]) -> str:
-    """A line about a product that the program has as a sum.  names: of the sum, by the product's."""
-    head, colon, rest = line.partition(":")
-    return f"%{names[head[1:]]}{colon}{rest}" if head[1:] in names else line
 
 
 def _write(nodes: dict[str, Node], attention: Attention) -> None:

@@ -13,6 +13,7 @@ import pytest
 from astitch.attention import few, restore_products
 from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import preset
+from astitch.directives import read_directives
 from astitch.graph.check import check_graph
 from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.graph.reference import run_graph
@@ -194,11 +195,41 @@ def test_sums_that_are_no_attention_stay() -> None:
     assert sum(isinstance(node.attrs, AttentionAttrs) for node in fused) == 1
 
 
-def test_keys_that_are_computed_stay() -> None:
-    def from_bytes(q: Any, k: Any, v: Any, scale: Any) -> Any:
-        return without_a_mask(q, k.astype(q.dtype) * scale, v, None)
+def from_bytes(q: Any, k: Any, v: Any, scale: Any) -> Any:
+    return without_a_mask(q, k.astype(q.dtype) * scale, v, None)
 
+
+def test_keys_that_are_computed_stay() -> None:
     q, k, v, _ = make(F32)
     arrays = [q, (30 * k).astype(np.int8), v, np.float32(0.03)]
-    _, fused = fuse(from_bytes, arrays)
+    graph, fused = fuse(from_bytes, arrays)
     assert not any(isinstance(node.attrs, AttentionAttrs) for node in fused)
+    left: list[str] = []
+    fuse_attention(graph, GPU, left=left)
+    (line,) = left
+    assert "to reverse it" not in line
+    told = read_directives(f"keep {line.split(':')[0]}")
+    assert fuse_attention(graph, GPU, told=told) is graph
+    (outcome,) = told.list_outcomes()
+    assert ": not followed: " in outcome and "would be written to memory first" in outcome
+
+
+@pytest.mark.parametrize("attend", [shared, by_sums])
+@pytest.mark.parametrize("few_for", ["size", "time"])
+def test_the_line_below_a_refusal_makes_a_kernel(
+    attend: Callable[..., Any], few_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if few_for == "size":
+        monkeypatch.setattr(few, "LEAST_BYTES", 1 << 20)
+    else:
+        monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: 0.0)
+    graph, _ = fuse(attend, make(F32, heads=OF_GROUPS.get(attend, HEADS)))
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    (line,) = left
+    _, undo = line.split("\n    to reverse it: ")
+    assert undo.removeprefix("keep %") in graph.nodes
+    told = read_directives(undo)
+    fused = check_graph(fuse_attention(graph, GPU, told=told))
+    assert sum(isinstance(node.attrs, AttentionAttrs) for node in fused) == 1
+    assert told.list_outcomes() == (f"{undo}: followed",)
