@@ -30,8 +30,10 @@ GAIN = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """Why attention stays as it is; empty: nothing speaks against it yet.  is_choice: for its size or time.  Then the
-    directive keep makes it a kernel."""
+    """Why attention stays as it is; empty: nothing speaks against it yet.
+
+    is_choice: for its size or time.  Then the directive keep makes it a kernel, if it can be one.
+    """
 
     why: str = ""
     is_choice: bool = False

@@ -382,7 +382,7 @@ class Search:
         scores = either.rows.product.array.size if either else LEAST_SCORES
         if scores < LEAST_SCORES and not self.kept:
             why = f"{scores:,} scores are few: a kernel takes longer"
-            self.stays = few if few.why else Stays(why, is_choice=True)
+            self.stays = Stays(few.why or why, is_choice=True)
             return None
         own = self.prepare_for_tiles(apart) if apart else None
         if own is None and joined is not apart:
