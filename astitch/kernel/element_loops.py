@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
@@ -30,6 +31,9 @@ LONG_TEXT = frozenset({"sine", "cosine", "tan", "remainder"})
 
 MOST_COPIES = 32
 """Of such ops together, in one loop over rows."""
+
+MOST_CASES = 64
+"""Of switches over the pieces of concatenations, in one loop over elements.  288 take NVRTC 1 to 3 s."""
 
 
 def is_unrolled(m: Mapping) -> bool:
@@ -122,26 +126,31 @@ class ElementLoops:
             return self.build_in_parts(column)
         inner: list[k.Statement] = [*frames[Depth.ROW].statements]
         if column:
-            inner.append(
-                self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column)
-            )
+            loop = self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column)
+            inner.append(self.limit(loop, column))
         if not inner:
             return []
         if not row:
             return inner
         if self.sums_rows:
             return list(self.sum_rows(inner))
-        if full and m.row_steps > (turns := self.limit_turns(inner)):
-            inside = tuple(self.enter_row(inner, self.row_bound is not None))
-            return [k.Loop("k", m.row_steps, False, inside, None, turns)]
-        return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
+        loop = self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)
+        return [self.limit(loop, inner)]
 
-    def limit_turns(self, body: Sequence[k.Statement]) -> int:
-        """The turns of the loop over rows that are written out: all, if registers hold something of each of them."""
+    def limit(self, loop: k.Loop, body: Sequence[k.Statement]) -> k.Loop:
+        """The loop over steps; fewer turns are written out where its body is long.
+
+        All are written out if registers hold something of each of them.
+        """
         chip = self.on_chip
-        held = chip.prefetched or not all(kept.shared for kept in chip.kept.values())
-        copies = 0 if held else count_long(body)
-        return max(MOST_COPIES // copies, 1) if copies else self.mapping.row_steps
+        if chip.prefetched or not all(kept.shared for kept in chip.kept.values()):
+            return loop
+        together = loop.count if loop.unroll else loop.together
+        turns = together
+        for counted, most in ((count_long, MOST_COPIES), (count_cases, MOST_CASES)):
+            if copies := count_copies(body, counted):
+                turns = min(turns, max(most // copies, 1))
+        return replace(loop, unroll=False, together=turns) if turns < together else loop
 
     def build_in_parts(self, column: Sequence[k.Statement]) -> list[k.Statement]:
         """The steps whose vectors an earlier task loop kept, then all others."""
@@ -191,7 +200,7 @@ class ElementLoops:
         full: bool,
         enter: Callable[[list[k.Statement], bool], Iterator[k.Statement]],
         body: list[k.Statement],
-    ) -> k.Statement:
+    ) -> k.Loop:
         """A loop over steps, some of which may lie beyond the end.
 
         A few steps have a guard each.  Many end the loop early instead, so that loads need not wait for a branch.
@@ -312,12 +321,22 @@ class ElementLoops:
         yield from guarded(tuple(guards), body)
 
 
-def count_long(body: Iterable[k.Statement]) -> int:
-    """Copies of ops with long text in a body, in loops that are written out."""
+def count_copies(body: Iterable[k.Statement], count_in: Callable[[k.Statement], int]) -> int:
+    """What is counted in the statements of a body, as often as loops write it out."""
     count = 0
     for statement in body:
-        if isinstance(statement, k.Value) and isinstance(statement.expr, k.Call):
-            count += statement.expr.op in LONG_TEXT and statement.expr.dtype.is_float
+        count += count_in(statement)
         turns = statement.count if isinstance(statement, k.Loop) and statement.unroll else 1
-        count += turns * sum(map(count_long, statement.bodies))
+        count += turns * sum(count_copies(inner, count_in) for inner in statement.bodies)
     return count
+
+
+def count_long(statement: k.Statement) -> int:
+    """Ops with long text."""
+    if not (isinstance(statement, k.Value) and isinstance(statement.expr, k.Call)):
+        return 0
+    return int(statement.expr.op in LONG_TEXT and statement.expr.dtype.is_float)
+
+
+def count_cases(statement: k.Statement) -> int:
+    return len(statement.cases) if isinstance(statement, k.Switch) else 0
