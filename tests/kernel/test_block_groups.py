@@ -450,7 +450,9 @@ def test_no_lag_changes_a_bit(name: str) -> None:
     assert [a.tobytes() for a in engine.run([what.argument])] == wanted
 
 
-@pytest.mark.parametrize("name", ["rows, 2", "rows, 3", "groups, 3", "moments, 3", "columns, 2", "columns, 3"])
+@pytest.mark.parametrize(
+    "name", ["rows, 2", "rows, 3", "groups, 3", "moments, 3", "columns, 2", "columns, 3"]
+)
 def test_nothing_races_while_blocks_wait(name: str) -> None:
     what = DELAYED[name]
     engine = delayed(name).engine(check=True)
