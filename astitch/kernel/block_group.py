@@ -52,7 +52,7 @@ class BlockGroup:
             part_of = k.Part(found, 1, reducer.number, "")
             gathering.append(k.ReduceAcross((part_of,), 32, 1))
             self.states.names[name] = self.nest.fresh(f"{name}_total")
-            slot = self.exchange.find_slot(reducer, m.outer_threads, number)
+            slot = self.exchange.find_slot(reducer, m.outer_threads, number, apart=delay > 0)
             totals.append(k.Total(found, self.states.names[name], reducer.number, slot))
         self.exchange.count += 1
         frames = other.frames

@@ -32,6 +32,9 @@ LONG_TEXT = frozenset({"sine", "cosine", "tan", "remainder"})
 MOST_COPIES = 32
 """Of such ops together, in one loop over rows.  No GPU has timed what fewer loads in flight cost."""
 
+MOST_CASES = 64
+"""Of switches over the pieces of concatenations, in one loop over elements.  288 take NVRTC 1 to 3 s."""
+
 
 def is_unrolled(m: Mapping) -> bool:
     """Are the steps of a thread so few that all are written out?"""
@@ -123,9 +126,8 @@ class ElementLoops:
             return self.build_in_parts(column)
         inner: list[k.Statement] = [*frames[Depth.ROW].statements]
         if column:
-            inner.append(
-                self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column)
-            )
+            loop = self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column)
+            inner.append(self.limit(loop, column))
         if not inner:
             return []
         if not row:
@@ -133,16 +135,22 @@ class ElementLoops:
         if self.sums_rows:
             return list(self.sum_rows(inner))
         loop = self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)
-        if full and m.row_steps > (turns := self.limit_turns(inner)):
-            loop = replace(loop, unroll=False, together=turns)
-        return [loop]
+        return [self.limit(loop, inner)]
 
-    def limit_turns(self, body: Sequence[k.Statement]) -> int:
-        """The turns of the loop over rows that are written out: all, if registers hold something of each of them."""
+    def limit(self, loop: k.Loop, body: Sequence[k.Statement]) -> k.Loop:
+        """The loop over steps; fewer turns are written out where its body is long.
+
+        All are written out if registers hold something of each of them.
+        """
         chip = self.on_chip
-        held = chip.prefetched or not all(kept.shared for kept in chip.kept.values())
-        copies = 0 if held else count_long(body)
-        return max(MOST_COPIES // copies, 1) if copies else self.mapping.row_steps
+        if chip.prefetched or not all(kept.shared for kept in chip.kept.values()):
+            return loop
+        together = loop.count if loop.unroll else loop.together
+        turns = together
+        for counted, most in ((count_long, MOST_COPIES), (count_cases, MOST_CASES)):
+            if copies := count_copies(body, counted):
+                turns = min(turns, max(most // copies, 1))
+        return replace(loop, unroll=False, together=turns) if turns < together else loop
 
     def build_in_parts(self, column: Sequence[k.Statement]) -> list[k.Statement]:
         """The steps whose vectors an earlier task loop kept, then all others."""
@@ -313,12 +321,22 @@ class ElementLoops:
         yield from guarded(tuple(guards), body)
 
 
-def count_long(body: Iterable[k.Statement]) -> int:
-    """Copies of ops with long text in a body, in loops that are written out."""
+def count_copies(body: Iterable[k.Statement], count_in: Callable[[k.Statement], int]) -> int:
+    """What is counted in the statements of a body, as often as loops write it out."""
     count = 0
     for statement in body:
-        if isinstance(statement, k.Value) and isinstance(statement.expr, k.Call):
-            count += statement.expr.op in LONG_TEXT and statement.expr.dtype.is_float
+        count += count_in(statement)
         turns = statement.count if isinstance(statement, k.Loop) and statement.unroll else 1
-        count += turns * sum(map(count_long, statement.bodies))
+        count += turns * sum(count_copies(inner, count_in) for inner in statement.bodies)
     return count
+
+
+def count_long(statement: k.Statement) -> int:
+    """Ops with long text."""
+    if not (isinstance(statement, k.Value) and isinstance(statement.expr, k.Call)):
+        return 0
+    return int(statement.expr.op in LONG_TEXT and statement.expr.dtype.is_float)
+
+
+def count_cases(statement: k.Statement) -> int:
+    return len(statement.cases) if isinstance(statement, k.Switch) else 0

@@ -98,7 +98,8 @@ class LoopLowering:
         before = [*self.on_chip.declare_registers(), *states]
         if self.must_wait_for_next():
             reason = "the next task writes the shared memory that this one still reads"
-            body.append(k.Barrier("block", reason))
+            ends = self.after_meeting if self.prefetch.delay else body
+            ends.append(k.Barrier("block", reason))
         if m.carried:
             fetches = tuple(self.prefetch.round_fetches)
             body = wrap_rounds(m, tuple(body), tuple(self.scans.carried), fetches)
@@ -144,14 +145,14 @@ class LoopLowering:
     def must_wait_for_next(self) -> bool:
         """Does a task end with a barrier?
 
-        An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
-        until the end of the task.
+        The next task starts on the slots of the first set; a Regional buffer is read until the end of the task.
         """
-        if self.prefetch.delay:
-            return False  # a turn has at least the barrier of its meeting, or one in its place
         if self.prefetch.once and not self.mapping.carried:
             return False
-        return self.exchange.count % 2 == 1 or any(p.shared for p in self.nest.places)
+        if self.exchange.latest == 0:
+            return True
+        # A delayed turn has at least the barrier of its meeting, or one in its place.
+        return not self.prefetch.delay and any(p.shared for p in self.nest.places)
 
     # -- phases ------------------------------------------------------------------------------------------------
 

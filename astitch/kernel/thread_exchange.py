@@ -19,22 +19,27 @@ MAX_TOGETHER = 4
 class ThreadExchange:
     """What the threads of a block tell each other in one task loop.
 
-    count: exchanges so far.  slots: by reducer, parity of the exchange and number of the reduction in it.
+    count: exchanges so far.  latest: the set of slots that the last one took.  slots: by reducer, set, and number of
+    the reduction in the exchange.
     """
 
     def __init__(self, nest: LoopNest, states: States) -> None:
         self.nest, self.states = nest, states
         self.declarations, self.mapping = nest.declarations, nest.mapping
-        self.count = 0
+        self.count, self.latest = 0, -1
         self.slots: dict[tuple[int, int, int], str] = {}
 
-    def find_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
+    def find_slot(
+        self, reducer: k.Reducer, states: int, number: int, *, apart: bool = False
+    ) -> str:
         """Shared states for reduction `number` of an exchange between threads.
 
         The exchanges of a loop take two sets of slots in turns.  So the barrier of each exchange keeps its successor's
-        writes behind the reads of the one before.
+        writes behind the reads of the one before.  A loop whose last exchange took the first set ends with a barrier.
+        apart: a third set in place of the first, if there were exchanges before.
         """
-        key = (reducer.number, self.count % 2, number)
+        self.latest = 2 if apart and self.count and self.count % 2 == 0 else self.count % 2
+        key = (reducer.number, self.latest, number)
         if key not in self.slots:
             name = self.nest.fresh(f"exchange_{reducer.number}_{key[1]}")
             self.slots[key] = name

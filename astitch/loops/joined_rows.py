@@ -59,11 +59,15 @@ def loop_over_joined_rows(graph: Graph, planner: LoopPlanner) -> Graph:
 
 
 def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | None:
-    """The graph with one group more, around a seed that was not tried; None where no seed has one."""
+    """The graph with one group more, around a seed that was not tried; None where no seed has one.
+
+    Rows of constants only are no seeds: a loop would have no results, since kernels compute them for themselves.
+    """
     rows = {node.name: found for node in graph if (found := _find_rows(graph, node))}
     if tried.issuperset(rows):
         return None
     paths = Paths(graph, lambda node: node.name in rows)
+    tried |= paths.known
     for seed in rows:
         if seed in tried:
             continue

@@ -102,3 +102,10 @@ def move_on(x: Vector, backward: bool, start: int) -> Vector:
     """Each element where the next step is; the first step has `start`."""
     first = np.full((*x.shape[:-1], 1), start, np.uint64)
     return np.concatenate([x[..., 1:], first] if backward else [first, x[..., :-1]], -1)
+
+
+def raise_to(x: Vector, power: int) -> Vector:
+    """power: of two."""
+    for _ in range(power.bit_length() - 1):
+        x = x * x % np.uint64(PRIME)
+    return x

@@ -33,6 +33,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.ops.windows import Running
 from astitch.graph.recurrences import TYPES
+from astitch.rewrite.decays import find_decays
 from astitch.rewrite.draft import Draft, Log, is_zero, read_splat
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.finite_field import (
@@ -42,6 +43,7 @@ from astitch.rewrite.finite_field import (
     grow,
     is_in_field,
     move_on,
+    raise_to,
     run_recurrences,
     to_field,
 )
@@ -118,6 +120,7 @@ class _Tree:
     of single elements do not count: reshapes drop them.
     repeated: what is the same at each step, where a single step does not show it.  padded: arrays of all steps that are
     paddings of what is no tree: what flows back from a slice of the states.
+    decay: a number that is the factor at each step; decays: its powers in the tree, by name.
     """
 
     end: str
@@ -129,6 +132,8 @@ class _Tree:
     summed: dict[tuple[int, int], int] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
     padded: set[str] = field(default_factory=set)
+    decay: str = ""
+    decays: dict[str, int] = field(default_factory=dict)
 
 
 def _find_weaving(graph: Graph) -> dict[str, int]:
@@ -189,6 +194,9 @@ def _collect(graph: Graph, end: str, dimension: int, weaving: Mapping[str, int])
     tree.leaves = {n: r for n, r in seen.items() if _is_leaf(graph, r, tree, weaving)}
     powers = _find_powers(graph, tree.leaves)
     tree.leaves = {name: read for name, read in tree.leaves.items() if name not in powers}
+    if decays := find_decays(graph, seen):
+        tree.decay, tree.decays = decays
+        tree.leaves[tree.decay] = _Read(tree.decay, (), None)
     if not 0 < len(tree.leaves) <= MOST_LEAVES:
         return None
     seen |= {name: _Read(name, (), None) for name in powers}
@@ -462,6 +470,10 @@ class _Point:
         for name, read in self.tree.nodes.items():
             node, d = graph[name], max(read.along or 0, 0)
             number = read_splat(graph, name)
+            if name in self.tree.decays:
+                one = self.leaves[self.tree.leaves[self.tree.decay]]
+                values[name] = raise_to(one, self.tree.decays[name])
+                continue
             if number is not None:
                 if not is_in_field(number):
                     return {}

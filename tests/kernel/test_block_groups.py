@@ -68,6 +68,15 @@ def group_norm(x: jax.Array, groups: int = 8) -> tuple[jax.Array, ...]:
     return scaled.reshape(x.shape).astype(x.dtype), mean, variance
 
 
+def group_norm_by_moments(x: jax.Array) -> jax.Array:
+    """Two reductions of strided threads, one after the other, in front of one meeting."""
+    n, _, _, c = x.shape
+    y = x.astype(jnp.float32).reshape(n, -1, 8, c // 8)
+    mean = y.mean((1, 3), keepdims=True)
+    variance = jnp.mean(y * y, (1, 3), keepdims=True) - mean * mean
+    return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape).astype(x.dtype)
+
+
 def group_norm_of_five(x: jax.Array) -> tuple[jax.Array, ...]:
     return group_norm(x, 5)
 
@@ -386,6 +395,7 @@ DELAYED = {
     "groups, 1": Delayed(group_norm_of_five, normal(6, 21, 23, 10), 2, Schedule(block=128, blocks_per_sm=4), 1),
     "groups, 2": Delayed(group_norm, normal(6, 24, 20, 32, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
     "groups, 3": Delayed(group_norm, normal(6, 24, 20, 32, mean=3), 2, Schedule(block=256, blocks_per_sm=2), 3),
+    "moments, 3": Delayed(group_norm_by_moments, normal(6, 24, 20, 160), 4, Schedule(block=256, blocks_per_sm=2), 3),
     "columns, 1": Delayed(softmax_of_columns, normal(500, 100), 4, Schedule(split=4), 1),
     "columns, 2": Delayed(instance_norm, normal(5, 40, 23, 21, mean=3), 4, Schedule(split=5), 2),
     "columns, 3": Delayed(instance_norm, normal(5, 40, 25, 96, mean=3), 4, Schedule(split=8), 3),
@@ -440,7 +450,9 @@ def test_no_lag_changes_a_bit(name: str) -> None:
     assert [a.tobytes() for a in engine.run([what.argument])] == wanted
 
 
-@pytest.mark.parametrize("name", ["rows, 2", "rows, 3", "groups, 3", "columns, 2", "columns, 3"])
+@pytest.mark.parametrize(
+    "name", ["rows, 2", "rows, 3", "groups, 3", "moments, 3", "columns, 2", "columns, 3"]
+)
 def test_nothing_races_while_blocks_wait(name: str) -> None:
     what = DELAYED[name]
     engine = delayed(name).engine(check=True)

@@ -627,3 +627,19 @@ def test_rows_of_long_text_are_written_out_in_part(fn: Any, turns: str) -> None:
     lines = [line.strip() for line in kernel.source.splitlines()]
     at = next(i for i, line in enumerate(lines) if line.startswith("for (int k = 0; k < 16"))
     assert lines[at - 1] == turns
+
+
+@pytest.mark.parametrize(("pieces", "turns"), [(24, "#pragma unroll 2"), (2, "#pragma unroll")])
+def test_steps_over_many_pieces_are_written_out_in_part(pieces: int, turns: str) -> None:
+    """The norm of gradients behind each other: each step has a case for each of them."""
+
+    def norm(*arrays: Any) -> Any:
+        joined = jnp.concatenate([a.ravel() for a in arrays])
+        return jnp.sqrt(jnp.square(joined).sum()), jnp.isfinite(joined).all()
+
+    array = jax.ShapeDtypeStruct((2_097_152,), jnp.float32)
+    text = lower(norm, *[array] * pieces)
+    (kernel,) = compile_hlo(text, gpu="h100").program.kernels
+    lines = [line.strip() for line in kernel.source.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("for (int l = 0"))
+    assert lines[at - 1] == turns

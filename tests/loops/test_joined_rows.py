@@ -292,6 +292,17 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+def test_rows_of_constants_are_no_loop() -> None:
+    """Sines and cosines of places beside each other, as encodings of words have them."""
+
+    def add_places(x: Any) -> Any:
+        steps = jnp.arange(x.shape[0] - 1.0, -1.0, -1.0)[:, None] * 0.9 ** jnp.arange(64.0)
+        return x + jnp.stack([jnp.sin(steps), jnp.cos(steps)], -1).reshape(x.shape)
+
+    before, after = make_loops(add_places, (normal(LEAST_THREADS, 128),))
+    assert after is before
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_kernels_on_elements_stay(name: str) -> None:
     fn, arguments = LEFT[name]

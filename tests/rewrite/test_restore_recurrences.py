@@ -125,6 +125,11 @@ def one_rate(x: Any, y: Any) -> Any:
     return jnp.sin(lax.associative_scan(join, (rate, jnp.cos(y)), axis=1)[1])
 
 
+def one_number(x: Any, y: Any) -> Any:
+    """The powers of the factor are numbers too."""
+    return jnp.sin(lax.associative_scan(join, (jnp.full_like(y, 0.9), 0.1 * x * y), axis=1)[1])
+
+
 def a_rate_for_all_columns(x: Any, y: Any) -> Any:
     rates = jax.nn.sigmoid(x[..., :1])
     return lax.associative_scan(join, (rates, jnp.tanh(y)), axis=1)[1] ** 2
@@ -182,6 +187,7 @@ FOUND = {
     "backward": (backward, 1, 2),
     "from a state": (from_a_state, 2, 4),
     "one rate": (one_rate, 1, 2),
+    "one number": (one_number, 1, 2),
     "a rate for all columns": (a_rate_for_all_columns, 1, 2),
     "under vmap": (under_vmap, 1, 2),
     "complex states": (complex_states, 1, 2),
@@ -195,7 +201,10 @@ FOUND = {
 
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [*itertools.product(FOUND, [8, 37]), ("states", 128), ("complex states", 128)],
+    [
+        *itertools.product(FOUND, [8, 37]),
+        *(("states", 128), ("complex states", 128), ("one number", 800)),
+    ],
 )
 def test_trees_are_found(name: str, steps: int) -> None:
     fn, running, _ = FOUND[name]
@@ -372,6 +381,19 @@ def turned_states(x: Any, y: Any) -> Any:
 
 
 OTHERS = [largest, turned, not_associative, whole_states, whole_factors, turned_states]
+
+
+def skip_a_level(x: Any, y: Any) -> Any:
+    """A tree of two levels, the second with another number than the square of the first."""
+    pairs = 0.9 * y[:, ::2] + y[:, 1::2]
+    fours = 0.8 * pairs[:, ::2] + pairs[:, 1::2]
+    back = jnp.stack([fours, 0.9 * fours], 2).reshape(y.shape[0], -1, y.shape[2])
+    return jnp.stack([back, pairs], 2).reshape(y.shape) * x
+
+
+def test_numbers_that_are_no_powers_of_one_stay() -> None:
+    graph = graph_of(skip_a_level, *(normal(2, 16, 3) for _ in "xy"))
+    assert restore_recurrences(graph) is graph
 
 
 @pytest.mark.parametrize("fn", OTHERS)
