@@ -9,7 +9,6 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, AttentionAttrs, Node, RowRegionAttrs, TupleType
 from astitch.hlo.tiled_attention import describe_shape
 from astitch.tile import few_queries
-from astitch.tile.few_queries import is_of_few
 from astitch.tile.rates import project_us
 from astitch.tile.row_rates import measure_rows, project
 
@@ -35,7 +34,7 @@ def _project_attention(
 ) -> float:
     assert isinstance(node.attrs, AttentionAttrs)
     shape = describe_shape(node, operands)
-    if node.attrs.tiles and is_of_few(shape) and not gradient:
+    if shape.share:
         return few_queries.project_us(shape, gpu)
     if node.attrs.tiles:
         return project_us(shape, gpu, gradient=gradient) or 0.0

@@ -522,7 +522,8 @@ class AttentionAttrs:
     gain: of `drop`: probabilities are multiplied by this times a number or condition.
     arrays: what the last operands are, see graph/ops/attention.py.  sums_bias: the gradient gives that of the bias too.
     low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
-    share: with tiles: the blocks of a kernel have so many keys each, and another one joins what they give; 0: all keys.
+    share: of few queries (tile/few_queries.py): a block has so many keys, and another kernel joins what blocks give;
+        0: of many.
     """
 
     scale: float

@@ -32,7 +32,7 @@ from astitch.tile.attention import (
     write_gradient_of_queries,
     write_join,
 )
-from astitch.tile.few_queries import choose_tiling, is_of_few
+from astitch.tile.few_queries import choose_tiling
 from astitch.tile.program import TileProgram
 from astitch.tile.rates import find_rates
 
@@ -50,9 +50,9 @@ def render_tiled_attention(
     shape = describe_shape(node, operands)
     assert isinstance(node.type, TupleType)
     results = node.type.elements
-    if node.op == "attention" and shape.share:
+    if shape.parts > 1:
         return _call_by_parts(node, shape, results)
-    if node.op == "attention" and is_of_few(shape):
+    if shape.share:
         return _call(node, "forward", write_forward(shape, choose_tiling(shape)), results)
     rates = find_rates(shape)
     if rates is None:

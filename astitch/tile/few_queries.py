@@ -17,6 +17,9 @@ MOST_QUERIES = 4 * LEAST_EXTENT
 NARROW, WIDE = 128, 256
 """Bytes of a row of keys."""
 
+KEYS_OF_A_QUERY = 8
+"""At least; fewer keys are rows of the scores as others, which are read and written."""
+
 BLOCKS_PER_SM = 2
 """So many blocks keep the memory busy."""
 
@@ -31,7 +34,7 @@ EXACT = 2.5
 
 
 def is_of_few(shape: AttentionShape) -> bool:
-    return shape.queries <= MOST_QUERIES
+    return shape.queries <= min(MOST_QUERIES, shape.keys // KEYS_OF_A_QUERY)
 
 
 def choose_tiling(shape: AttentionShape) -> Tiling:
@@ -43,12 +46,12 @@ def choose_tiling(shape: AttentionShape) -> Tiling:
 
 
 def choose_share(shape: AttentionShape, gpu: Gpu) -> int:
-    """The keys of a part; 0 where there are blocks enough for all SMs with one."""
+    """The keys of a part: all of them where there are blocks enough for all SMs with one."""
     tile = choose_tiling(shape).keys
     tiles = count_tiles(shape.keys, tile)
     wanted = BLOCKS_PER_SM * gpu.sms // (shape.batch * shape.heads)
-    parts = min(wanted, tiles, MOST_PARTS)
-    return -(-tiles // parts) * tile if parts > 1 else 0
+    parts = max(min(wanted, tiles, MOST_PARTS), 1)
+    return -(-tiles // parts) * tile
 
 
 def project_us(shape: AttentionShape, gpu: Gpu) -> float:
@@ -59,7 +62,7 @@ def project_us(shape: AttentionShape, gpu: Gpu) -> float:
     times = count_tiles(blocks, slots) * slots / blocks if blocks < slots else 1.0
     if shape.k.dtype is DType.F32 and shape.precision != "tf32":
         times *= EXACT
-    return START_US + times * gpu.stream_us(read, 0) + (JOIN_US if shape.share else 0.0)
+    return START_US + times * gpu.stream_us(read, 0) + (JOIN_US if shape.parts > 1 else 0.0)
 
 
 PLAIN = {

@@ -93,6 +93,27 @@ def test_every_spelling_is_found(name: str, dtype: np.dtype) -> None:
     check(function, arrays, 3e-3 if dtype == F32 else 2e-2)
 
 
+def test_blocks_that_are_enough_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.tile.few_queries.MOST_PARTS", 1)
+    fused = check(shared, make(F32, heads=GROUPS), 3e-3)
+    (attrs,) = [node.attrs for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert attrs.share >= KEYS
+
+
+def test_rows_of_few_keys_are_of_many_queries() -> None:
+    """As windows of an image are: they have as many queries as keys."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
+        return jnp.einsum("bhqk,bkhd->bqhd", softmax(scores, q.dtype), v)
+
+    windows = [draw((BATCH, 48, HEADS, FEATURES), number) for number in range(3)]
+    graph, _ = fuse(attend, windows)
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    assert f"{BATCH * HEADS * 48 * 48:,} scores are few" in left[0]
+
+
 @pytest.mark.parametrize("low", [-np.inf, -1e9])
 def test_rows_and_parts_without_a_key(low: float) -> None:
     def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
