@@ -278,6 +278,14 @@ def _choose_stages(
             or (OPS[graph[name].op].kind is Kind.SOURCE)
         )
 
+    # Where no kernel has to be, one would be launched for what is no less to be stored there.
+    has_kernel = {
+        earliest[node.name]
+        for node in graph
+        if node.name not in outside
+        and not OPS[node.op].is_view
+        and not is_embedded(graph, node.name)
+    }
     for node in reversed(list(graph)):
         name = node.name
         if name in outside or OPS[node.op].kind is Kind.SOURCE or is_held(graph, node):
@@ -301,7 +309,7 @@ def _choose_stages(
             if all(u == name or stage[u] <= earliest[name] for u in graph.users[o])
         )
         saved = 0 if name in outputs and (users or beside) else array_of(node).bytes
-        if extra <= saved:
+        if extra < saved or (extra == saved and (not extra or latest in has_kernel)):
             stage[name] = latest
     _move_back(graph, stage, earliest, outside, in_memory)
     # A tuple-valued reduce and its projections stay together.

@@ -13,11 +13,13 @@ from astitch.graph.collectives import find_awaited, find_scattered
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import (
     CholeskyAttrs,
+    DimensionAttrs,
     DimensionsAttrs,
     DynamicSliceAttrs,
     Graph,
     IotaAttrs,
     OpaqueAttrs,
+    SliceAttrs,
     SortAttrs,
     TupleType,
 )
@@ -121,6 +123,26 @@ def test_a_result_stays_with_an_operand_that_stays_behind() -> None:
     assert stage["late"] == 3
     assert stage["total"] == stage["result"] == 1
     assert stage["half"] <= stage["result"]
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_what_stores_as_much_as_it_reads_moves_to_a_kernel_alone(has_kernel: bool) -> None:
+    """Halves are computed early and read late, put together, by a product."""
+    g = GraphBuilder()
+    x = g.parameter(SQUARE, "x")
+    t = g.same("tanh", x, name="t")
+    cuts = [SliceAttrs((i, 0), (i + 8, 16), (1, 1)) for i in (0, 8)]
+    halves = [g.op("slice", "f32[8,16]", t, attrs=cut) for cut in cuts]
+    a, b = g.same("multiply", *halves, name="a"), g.same("subtract", *halves, name="b")
+    c = g.op("concatenate", SQUARE, a, b, attrs=DimensionAttrs(0), name="c")
+    d = g.dot(x, x, (1,), (0,), name="d")
+    e = g.dot(d, d, (1,), (0,), name="e")
+    results = [g.reduce(t, (1,), "add"), g.dot(c, e, (1,), (0,))]
+    if has_kernel:
+        results.append(g.same("tanh", e))
+    stage = choose_stages(Left(g.build(*results))).stage
+    assert stage["a"] == stage["b"] == 0
+    assert stage["c"] == (2 if has_kernel else 0)
 
 
 def test_a_reduce_of_what_the_early_scope_computes_does_not_move() -> None:
