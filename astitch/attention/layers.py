@@ -76,9 +76,13 @@ def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node
     places = list(update.operands[2:])[-len(starts) :]
     if not is_number(graph, number, layer.number) or starts != places:
         return False
-    row = skip_views(graph, node.operands[1])
-    if row.name == skip_views(graph, update.operands[1]).name:
-        return row.array.size == graph[update.operands[1]].array.size
+    given, new = (graph[of.operands[1]] for of in (node, update))
+    if given.shape[1:] != new.shape[-len(starts) :]:
+        return False
+    row = skip_views(graph, given.name)
+    if row.name == skip_views(graph, new.name).name:
+        return True
     # What was written into the layer, read from there.
     where = list(row.operands[1:])[-len(starts) :]
-    return row.operands[:1] == (update.name,) and where == starts
+    same = row.operands[:1] == (update.name,) and where == starts
+    return same and row.shape[-len(starts) :] == new.shape[-len(starts) :]
