@@ -83,7 +83,8 @@ def _why_not(graph: Graph, attention: Attention) -> str:
     tensors = attention.k, attention.v
     arrays = [of.array for of in attention.layers] or [tensor.name for tensor in tensors]
     for tensor, name in zip(tensors, arrays, strict=True):
-        if not _is_in_memory(graph, name) or not _keeps_order(attention, tensor):
+        is_kept = graph[name].dtype is tensor.dtype and _is_in_memory(graph, name)
+        if not is_kept or not _keeps_order(attention, tensor):
             return f"%{tensor.name} would be written to memory first"
     return ""
 

@@ -505,7 +505,7 @@ def may_be_scores(graph: Graph, node: Node, gpu: Gpu) -> bool:
     attrs = node.attrs
     if not isinstance(attrs, DotAttrs) or len(attrs.lhs_contracting) != 1:
         return False
-    if node.array.size < min(LEAST_NAMED, LEAST_SCORES) or not node.dtype.is_float:
+    if node.array.size < min(LEAST_NAMED, LEAST_SCORES) or node.dtype not in _OF_TILES:
         return False
     if node.array.size < LEAST_SCORES and not attrs.lhs_batch:
         # Products without a batch are rarely scores, but for few queries.

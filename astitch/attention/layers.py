@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astitch.attention.operands import Tensor
-from astitch.graph.ir import Graph, Node
+from astitch.graph.ir import DynamicSliceAttrs, Graph, Node
 from astitch.graph.ops import OPS
 from astitch.rewrite.layer_updates import is_number, is_update, skip_views
 from astitch.rewrite.product_weights import Layer, find_layer
@@ -70,7 +70,8 @@ def _waits_for(graph: Graph, name: str, other: str) -> bool:
 
 def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node) -> bool:
     """Is an update of the array that of its layer?"""
-    if not is_update(node) or node.operands[0] != array:
+    inner = node.shape[1:]
+    if not is_update(node) or node.operands[0] != array or update.shape not in (inner, (1, *inner)):
         return False
     number, *starts = node.operands[2:]
     places = list(update.operands[2:])[-len(starts) :]
@@ -83,6 +84,8 @@ def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node
     if row.name == skip_views(graph, new.name).name:
         return True
     # What was written into the layer, read from there.
+    if not isinstance(row.attrs, DynamicSliceAttrs):
+        return False
     where = list(row.operands[1:])[-len(starts) :]
     same = row.operands[:1] == (update.name,) and where == starts
     return same and row.shape[-len(starts) :] == new.shape[-len(starts) :]

@@ -115,7 +115,7 @@ def _find(graph: Graph, node: Node) -> _Sum | None:
     if monoid_of(node.regions[0]) != "add" or not is_zero(graph, node.operands[1]):
         return None
     source = _skip_widening(graph, node.operands[0])
-    if source.op != "multiply" or not source.dtype.is_float:
+    if source.op != "multiply" or not {node.dtype, source.dtype} <= {*FACTORS}:
         return None
     factors = [_read_factor(graph, operand) for operand in source.operands]
     whole = set(range(source.array.rank))
@@ -138,7 +138,7 @@ def _skip_widening(graph: Graph, name: str) -> Node:
     node = graph[name]
     while OPS[node.op].is_conversion:
         source = graph[node.operands[0]]
-        if not source.dtype.is_float or source.dtype.bytes > node.dtype.bytes:
+        if not source.dtype.is_float or source.dtype.bytes >= node.dtype.bytes:
             break
         node = source
     return node

@@ -45,6 +45,7 @@ def find_loops(
                 continue
             key = loop_key(graph, node)
             if key in found:
+                planner.note_kept(node.name, None)
                 notes.append(f"%{node.name}: the same loop as {found[key].kernel.name}")
                 continue
             plan = _plan(compilation, planner, graph, node)

@@ -38,6 +38,7 @@ from tests.attention.few_spellings import (
     heads_first,
     make,
     one_head_each,
+    repeated,
     shared,
     softmax,
     without_a_mask,
@@ -182,6 +183,54 @@ def test_layers_that_are_put_back_as_a_whole() -> None:
     fused = check(steps_of_layers, [q, np.stack([k, -k]), np.stack([v, -v]), length], 6e-3, 2)
     updates = [node for node in fused if node.op == "dynamic-update-slice"]
     assert len(updates) == 4 and all(node.array.rank == 5 for node in updates)
+
+
+def test_a_row_that_is_written_in_another_shape() -> None:
+    """The same place in the layer and in the stack, but not the same numbers."""
+
+    def attend(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+        zero, place = jnp.int32(0), jnp.clip(length[1], 0, 50)
+
+        def write(x: Any, row: Any) -> tuple[Any, Any]:
+            own = jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
+            own = own.reshape(BATCH, KEYS // 2, 2 * GROUPS, FEATURES)
+            own = jax.lax.dynamic_update_slice(own, row, (zero, place, zero, zero))
+            new = jax.lax.dynamic_update_slice(x, row[None], (number, zero, place, zero, zero))
+            return own.reshape(BATCH, KEYS, GROUPS, FEATURES), new
+
+        row = q[:, None, :1]
+        (k, ks), (v, vs) = write(ks, row), write(vs, row)
+        return shared(q, k, v, length), ks, vs
+
+    q, k, v, length = make(F32, (150, 5), heads=GROUPS)
+    arrays = [q, np.stack([k, -k]), np.stack([v, -v]), length, np.int32(1)]
+    graph, fused = fuse(attend, arrays)
+    found = [node.attrs for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert not any("layer" in attrs.arrays for attrs in found)
+    for one, other in zip(run_graph(fused, arrays), run_graph(graph, arrays), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_are_rounded_stay() -> None:
+    def attend(q: Any, ks: Any, vs: Any, length: Any) -> Any:
+        k, v = (x[1].astype(q.dtype) for x in (ks, vs))
+        return repeated(q, k, v, length)
+
+    q, k, v, length = make(F32, heads=GROUPS)
+    arrays = [q.astype(BF16), np.stack([k, -k]), np.stack([v, -v]), length]
+    _, fused = fuse(attend, arrays)
+    assert not any(isinstance(node.attrs, AttentionAttrs) for node in fused)
+
+
+def test_sums_in_f64_stay() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = (q[:, None].astype(jnp.float64) * k.astype(jnp.float64)).sum(-1)
+        p = jax.nn.softmax(scores, 1)
+        return (p[..., None] * v.astype(jnp.float64)).sum(1)
+
+    with jax.enable_x64(True):
+        graph, fused = fuse(attend, make(F32)[:3])
+    assert fused is graph or not any(isinstance(n.attrs, AttentionAttrs) for n in fused)
 
 
 def test_a_layer_that_is_overwritten_stays() -> None:

@@ -145,7 +145,10 @@ def _check(
     )
     beside = {*a.arrays} & {"drop", "empty"}
     require(
-        a.share == 0 or (a.share > 0 and a.tiles != "" and not a.causal and not beside),
+        a.share == 0
+        or (
+            a.share > 0 and a.tiles != "" and not a.causal and not beside and node.op == "attention"
+        ),
         f"parts of {a.share} keys",
     )
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
