@@ -15,9 +15,9 @@ from astitch.attention.find import AMPERE, Search
 from astitch.attention.form import Attention
 from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
-from astitch.attention.restore_products import restore_products
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
+from astitch.attention.sums_as_products import write_products
 from astitch.device.gpu import Gpu
 from astitch.directives import NOTHING, Directives
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
@@ -67,7 +67,7 @@ def fuse_attention(
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    given, restored = restore_products(graph)
+    given, restored = write_products(graph)
     names = {product: name for name, product in restored.items()}
     search = Search(given, gpu, in_order=in_order, told=told, names=names)
     found = []

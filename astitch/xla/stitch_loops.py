@@ -49,7 +49,6 @@ def find_loops(
                 notes.append(f"%{node.name}: the same loop as {found[key].kernel.name}")
                 continue
             plan = _plan(compilation, planner, graph, node)
-            planner.note_kept(node.name, plan if isinstance(plan, LoopRefusal) else None)
             if not isinstance(plan, LoopRefusal):
                 kernel = planner.faults.attempt(
                     partial(emit_loop, plan, f"{prefix}{name_loop(len(found))}"),
@@ -59,11 +58,15 @@ def find_loops(
                     cost="XLA runs the loop",
                 )
                 if kernel is None:
-                    notes.append(f"%{node.name}: an error inside astitch while it was emitted")
+                    reason = "an error inside astitch while it was emitted"
+                    planner.note_kept(node.name, LoopRefusal(node.name, reason))
+                    notes.append(f"%{node.name}: {reason}")
                     continue
+                planner.note_kept(node.name, None)
                 found[key] = kernel
                 notes.append(f"{found[key].kernel.name} = {plan}")
             else:
+                planner.note_kept(node.name, plan)
                 notes.append(str(plan))
     return found, tuple(notes)
 

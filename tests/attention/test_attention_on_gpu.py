@@ -14,7 +14,7 @@ import pytest
 
 import astitch
 from astitch.api.engines import target_gpu
-from astitch.attention import few, find, restore_products
+from astitch.attention import few, find, sums_as_products
 from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.tile_call import TRITON
@@ -167,7 +167,7 @@ def test_few_queries_are_as_near_as_xla_s(
 ) -> None:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(few, "LEAST_BYTES", 1)
-    monkeypatch.setattr(restore_products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(sums_as_products, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
     function = SPELLINGS[name]
     arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS_OF_FEW))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.attention import few, restore_products
+from astitch.attention import few, sums_as_products
 from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import preset
 from astitch.directives import read_directives
@@ -53,7 +53,7 @@ GPU = preset("h100")
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small caches are taken, in parts of one tile or two."""
     monkeypatch.setattr(few, "LEAST_BYTES", 1)
-    monkeypatch.setattr(restore_products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(sums_as_products, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: float("inf"))
     monkeypatch.setattr("astitch.tile.few_queries.MOST_PARTS", 2)
 

@@ -33,7 +33,7 @@ LEAST_NUMBERS = 1 << 18
 """Of the larger operand.  Smaller ones are no keys of which a kernel is made."""
 
 
-def restore_products(graph: Graph) -> tuple[Graph, dict[str, str]]:
+def write_products(graph: Graph) -> tuple[Graph, dict[str, str]]:
     """(the graph with products, by the name of each sum that is a transposed product now that product's)."""
     nodes: dict[str, Node] = {}
     restored: dict[str, str] = {}
