@@ -49,6 +49,7 @@ from astitch.attention.softmax import (
 )
 from astitch.device.gpu import Gpu
 from astitch.directives import FOLLOWED, NOTHING, Directives
+from astitch.graph.edit import waits_for
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.tile.few_queries import MOST_QUERIES
@@ -217,7 +218,7 @@ class Search:
             same = ((values, v), (dq.other, k), (dk.other, q), (dv.other, given))
             if any(one.resolve(parts) != other.resolve(parts) for one, other in same):
                 return None
-            if self.waits_for(v.name, dv.product.name):
+            if waits_for(graph, v.name, dv.product.name):
                 return None  # the gradient needs v
         assert v is not None
         narrow = graph[scores.operands[0]].dtype
@@ -476,19 +477,6 @@ class Search:
             if size * (of_masks if source in masks else narrow) > most:
                 return False
         return True
-
-    def waits_for(self, name: str, other: str) -> bool:
-        """Is a node computed from another one?"""
-        seen, stack = {name}, [name]
-        while stack:
-            current = stack.pop()
-            if current == other:
-                return True
-            if self.order[current] > self.order[other]:
-                new = [o for o in self.graph[current].operands if o not in seen]
-                seen.update(new)
-                stack += new
-        return False
 
 
 def _choose_positions(rows: RowFunctions) -> Label:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astitch.attention.operands import Tensor
+from astitch.graph.edit import waits_for
 from astitch.graph.ir import DynamicSliceAttrs, Graph, Node
-from astitch.graph.ops import OPS
-from astitch.rewrite.layer_updates import is_number, is_update, skip_views
+from astitch.graph.ops import OPS, is_slice_update
+from astitch.graph.storage import stored_value
+from astitch.rewrite.layer_updates import is_number
 from astitch.rewrite.product_weights import Layer, find_layer
 
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """array: its name; behind its first dimension it has those of the tensor, or one of extent 1 less."""
+    """array: its name.  It is [layers, ...], and one layer of it has the elements of the tensor in their order."""
 
     array: str
     layer: Layer
@@ -26,13 +28,13 @@ class Layered:
 def find_layered(graph: Graph, tensor: Tensor, reader: str) -> Layered | None:
     """None where the tensor is no layer, or one that may be overwritten before it is read.
 
-    reader: a product that is computed when the tensor was read.
+    reader: the product that reads the tensor last.
     """
     node = graph[tensor.name]
-    if is_update(node):
-        source = skip_views(graph, node.operands[0])
+    if is_slice_update(node):
+        source = graph[stored_value(graph, node.operands[0])]
         layer = find_layer(graph, source)
-        if layer is None:
+        if layer is None or source.dtype is not node.dtype:
             return None
         users = (graph[user] for user in graph.users[source.operands[0]])
         written = (u for u in users if _writes_row(graph, u, source.operands[0], layer, node))
@@ -51,27 +53,17 @@ def _is_read_first(graph: Graph, array: str, reader: str) -> bool:
     writers = [
         user.name for user in users if OPS[user.op].writes_into and user.operands[0] == array
     ]
-    return all(_waits_for(graph, writer, reader) for writer in writers)
-
-
-def _waits_for(graph: Graph, name: str, other: str) -> bool:
-    """Is a node computed from another one?"""
-    order, seen, pending = graph.order, {name}, [name]
-    while pending:
-        current = pending.pop()
-        if current == other:
-            return True
-        if order[current] > order[other]:
-            new = [o for o in graph[current].operands if o not in seen]
-            seen.update(new)
-            pending += new
-    return False
+    return all(waits_for(graph, writer, reader) for writer in writers)
 
 
 def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node) -> bool:
     """Is an update of the array that of its layer?"""
     inner = node.shape[1:]
-    if not is_update(node) or node.operands[0] != array or update.shape not in (inner, (1, *inner)):
+    if (
+        not is_slice_update(node)
+        or node.operands[0] != array
+        or update.shape not in (inner, (1, *inner))
+    ):
         return False
     number, *starts = node.operands[2:]
     places = list(update.operands[2:])[-len(starts) :]
@@ -80,8 +72,8 @@ def _writes_row(graph: Graph, node: Node, array: str, layer: Layer, update: Node
     given, new = (graph[of.operands[1]] for of in (node, update))
     if given.shape[1:] != new.shape[-len(starts) :]:
         return False
-    row = skip_views(graph, given.name)
-    if row.name == skip_views(graph, new.name).name:
+    row = graph[stored_value(graph, given.name)]
+    if row.name == stored_value(graph, new.name):
         return True
     # What was written into the layer, read from there.
     if not isinstance(row.attrs, DynamicSliceAttrs):

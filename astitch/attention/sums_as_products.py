@@ -25,9 +25,8 @@ from astitch.rewrite.draft import is_zero
 FACTORS = (DType.F32, DType.BF16, DType.F16)
 """The types of the operands of products."""
 
-EXACT = ("HIGHEST", "HIGHEST")
-"""XLA multiplies and adds such numbers in f32."""
-
+FULL, DEFAULT = ("HIGHEST", "HIGHEST"), ("DEFAULT", "DEFAULT")
+"""Precisions.  XLA multiplies and adds what are sums in f32."""
 
 LEAST_NUMBERS = 1 << 18
 """Of the larger operand.  Smaller ones are no keys of which a kernel is made."""
@@ -84,13 +83,13 @@ class _Sum:
         order = [*batch, *free]
         kept = sorted(order)
         extents = dict(zip(kept, node.shape, strict=True))
-        exact = EXACT if graph[self.right.name].dtype is DType.F32 else ("DEFAULT", "DEFAULT")
+        wide = graph[self.right.name].dtype is DType.F32
         attrs = DotAttrs(
             tuple(left.index(d) for d in self.summed),
             tuple(right.index(d) for d in self.summed),
             tuple(left.index(d) for d in batch),
             tuple(right.index(d) for d in batch),
-            exact,
+            FULL if wide else DEFAULT,
         )
         shape = tuple(extents[d] for d in order)
         product = Node(
@@ -121,12 +120,12 @@ def _find(graph: Graph, node: Node) -> _Sum | None:
     whole = set(range(source.array.rank))
     factors.sort(key=lambda factor: len(factor.dimensions))
     left, right = factors
-    dtype = graph[right.name].dtype
-    if set(left.dimensions) == whole or dtype not in FACTORS or graph[left.name].dtype is not dtype:
+    larger = graph[right.name].array
+    if larger.dtype not in FACTORS or graph[left.name].dtype is not larger.dtype:
         return None
-    if {*left.dimensions, *right.dimensions} != whole or graph[
-        right.name
-    ].array.size < LEAST_NUMBERS:
+    if larger.size < LEAST_NUMBERS or len(left.dimensions) == len(whole):
+        return None
+    if {*left.dimensions, *right.dimensions} != whole:
         return None
     if not {*a.dimensions} <= {*left.dimensions} & {*right.dimensions}:
         return None

@@ -55,6 +55,20 @@ def sort_nodes(
     return found
 
 
+def waits_for(graph: Graph, name: str, other: str) -> bool:
+    """Is a node computed from another one, or that one?"""
+    order, seen, pending = graph.order, {name}, [name]
+    while pending:
+        current = pending.pop()
+        if current == other:
+            return True
+        if order[current] > order[other]:
+            new = [o for o in graph[current].operands if o not in seen]
+            seen.update(new)
+            pending += new
+    return False
+
+
 def is_pure(node: Node) -> bool:
     """Whether equal nodes have equal results, and a dead one may go."""
     if isinstance(node.attrs, OpaqueAttrs):

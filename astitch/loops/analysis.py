@@ -22,7 +22,7 @@ from astitch.graph.ir import (
     Literal,
     Node,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, is_slice_update
 from astitch.graph.ops.arrays import array_types
 
 
@@ -472,11 +472,6 @@ def find_place(
             return None
         found = Place(dimension, place)
     return found
-
-
-def is_slice_update(node: Node) -> bool:
-    """Is it a dynamic-update-slice?"""
-    return OPS[node.op].writes_into and OPS[node.op].chooses
 
 
 def _find_stack(

@@ -25,7 +25,7 @@ from astitch.graph.ir import (
     Node,
     TupleType,
 )
-from astitch.graph.ops import OPS, is_addition
+from astitch.graph.ops import OPS, is_addition, is_slice_update
 from astitch.loops.analysis import (
     MOST_LISTED_TURNS,
     Affine,
@@ -36,7 +36,6 @@ from astitch.loops.analysis import (
     find_place,
     find_starts,
     find_used,
-    is_slice_update,
 )
 from astitch.loops.rewrite import order_region
 

@@ -30,7 +30,7 @@ from astitch.graph.ir import (
     ScatterAttrs,
     TupleType,
 )
-from astitch.graph.ops import OPS
+from astitch.graph.ops import OPS, is_slice_update
 from astitch.loops.analysis import (
     Affine,
     Place,
@@ -38,7 +38,6 @@ from astitch.loops.analysis import (
     find_integers,
     find_place,
     find_used,
-    is_slice_update,
 )
 from astitch.loops.merge import find_ancestors
 from astitch.rewrite.ranges import Range

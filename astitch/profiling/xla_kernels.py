@@ -36,7 +36,7 @@ LIBRARY = re.compile(r"gemm|cublas|cudnn|matmul|conv|cutlass", re.IGNORECASE)
 TAKES_PART = frozenset({"slice", "dynamic-slice", "gather"})
 """Readers that need no more of an operand than their own result."""
 
-LAYERED_RANKS = {NARROW_PRODUCT: 4, "attention_": 5}
+LAYERED_RANKS = {NARROW_PRODUCT: 4, "attention_forward": 5}
 """Dimensions of what a kernel of tiles reads one layer of, by what its name begins with."""
 
 WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e2m1fn": 4}

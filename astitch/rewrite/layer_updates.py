@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
 from astitch.graph.ir import ArrayType, Graph, NoAttrs, Node
-from astitch.graph.ops import OPS
+from astitch.graph.ops import is_slice_update
+from astitch.graph.storage import stored_value
 from astitch.rewrite.draft import is_zero, read_splat
 from astitch.rewrite.product_weights import find_layer
 
@@ -25,7 +26,7 @@ def update_rows_of_layers(graph: Graph) -> Graph:
     nodes: dict[str, Node] = {}
     behind: dict[str, str] = {}  # of an update of a layer: the layer read behind that of the stack
     for node in graph:
-        found = _find_rows(graph, node) if is_update(node) else None
+        found = _find_rows(graph, node) if is_slice_update(node) else None
         if found is None:
             nodes[node.name] = node
             continue
@@ -60,12 +61,14 @@ def _find_rows(graph: Graph, node: Node) -> tuple[str, tuple[str, ...], Node, No
     """(the rows that are new, where in the stack, the update of the layer, the slice that is the layer before), of an
     update by a whole layer of the same stack."""
     stack, value, first, *others = node.operands
-    update, inner = skip_views(graph, value), node.shape[1:]
-    if not is_update(update) or update.shape not in (inner, (1, *inner)):
+    update, inner = graph[stored_value(graph, value)], node.shape[1:]
+    if not is_slice_update(update) or update.shape not in (inner, (1, *inner)):
         return None
-    if graph[value].shape != (1, *inner) or not all(is_zero(graph, o) for o in others):
+    if update.dtype is not node.dtype or graph[value].shape != (1, *inner):
+        return None  # of other types rows are other bits
+    if not all(is_zero(graph, o) for o in others):
         return None
-    source = skip_views(graph, update.operands[0])
+    source = graph[stored_value(graph, update.operands[0])]
     layer = find_layer(graph, source)
     if layer is None or source.operands[0] != stack or not is_number(graph, first, layer.number):
         return None
@@ -75,22 +78,9 @@ def _find_rows(graph: Graph, node: Node) -> tuple[str, tuple[str, ...], Node, No
     return (rows, (first, *places), update, source) if places and same else None
 
 
-def is_update(node: Node) -> bool:
-    """Is it a dynamic-update-slice?"""
-    return OPS[node.op].writes_into and OPS[node.op].chooses
-
-
 def is_number(graph: Graph, name: str, number: int | str) -> bool:
     """Is a value of a graph this number, or the value of this name?"""
     if isinstance(number, str):
         return name == number
     constant = read_splat(graph, name)
     return constant is not None and int(constant) == number
-
-
-def skip_views(graph: Graph, name: str) -> Node:
-    """What a value is reshaped from."""
-    node = graph[name]
-    while OPS[node.op].is_view:
-        node = graph[node.operands[0]]
-    return node

@@ -31,12 +31,9 @@ READ_AGAIN_BYTES = 256 << 10
 """An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one.  A
 result of no more, or of no more than the operands, may read its terms element by element."""
 
-FEW_OVER_TRANSPOSED = 4
-"""Rows or columns that are few beside a matrix that would be transposed in memory first.  Its elements are read once
-for all of them, which lie side by side."""
-
 LEAST_TRANSPOSED_BYTES = 8 << 20
-"""The least size of such a matrix.  A smaller one goes through memory in less time than kernels wait for each other."""
+"""The least size of a matrix that would be transposed in memory first, and that is read once for few rows or columns
+side by side.  A smaller one goes through memory in less time than kernels wait for each other."""
 
 LONG = 1024
 """Terms of a long sum.  Of a result of few rows and few columns a library adds it up in one block, term after term."""
@@ -203,7 +200,7 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
         form = replace(form, apart=apart)
     elif form.depth > FEW and few > 1 and again:
         form = replace(form, source=_find_source(graph, node, form))
-        if not form.source or few > FEW_OVER_TRANSPOSED:
+        if not form.source or few > FEW:
             return None
     elif min(few, form.depth) > FEW:
         return None

@@ -29,15 +29,17 @@ MOST_PARTS = 64
 START_US, JOIN_US = 4.0, 2.0
 """What the kernel takes beyond its traffic, and what joins the parts: 3.5 and 1.7 were measured."""
 
-EXACT = 2.5
+EXACT_READS = 2.5
 """Three products of TF32 for one take so many times what the keys and values take to be read."""
 
 
 def is_of_few(shape: AttentionShape) -> bool:
+    """Has a head few queries, and many more keys?"""
     return shape.queries <= min(MOST_QUERIES, shape.keys // KEYS_OF_A_QUERY)
 
 
 def choose_tiling(shape: AttentionShape) -> Tiling:
+    """By the bytes of a row of keys or values; of f32 and of more bytes one tiling alone was timed."""
     row = max(pad_extent(x.features) * x.dtype.bytes for x in (shape.k, shape.v))
     queries = pad_extent(shape.queries)
     if row <= NARROW:
@@ -55,13 +57,13 @@ def choose_share(shape: AttentionShape, gpu: Gpu) -> int:
 
 
 def project_us(shape: AttentionShape, gpu: Gpu) -> float:
-    """The kernel, and the join of its parts."""
+    """Microseconds of the kernel and the join of its parts."""
     whole = sum(x.size * x.dtype.bytes for x in (shape.k, shape.v)) // max(shape.layers, 1)
     read = whole + sum(x.size * x.dtype.bytes for x in (shape.q, *shape.arrays))
     blocks, slots = shape.batch * shape.heads * shape.parts, BLOCKS_PER_SM * gpu.sms
     times = count_tiles(blocks, slots) * slots / blocks if blocks < slots else 1.0
     if shape.k.dtype is DType.F32 and shape.precision != "tf32":
-        times *= EXACT
+        times *= EXACT_READS
     return START_US + times * gpu.stream_us(read, 0) + (JOIN_US if shape.parts > 1 else 0.0)
 
 
@@ -77,7 +79,7 @@ another order than these lie, which XLA writes first for products?"""
 
 
 def project_plain_us(shape: AttentionShape, gpu: Gpu, *, moves: bool, sums: bool) -> float:
-    """The products and the softmax between them.  moves, sums: see PLAIN."""
+    """Microseconds of the products and the softmax between them.  moves, sums: see PLAIN."""
     kept = sum(x.size * x.dtype.bytes for x in (shape.k, shape.v))
     start, passes = PLAIN[sums, moves]
     return start + passes * gpu.stream_us(kept, 0)

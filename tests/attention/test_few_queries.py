@@ -180,6 +180,7 @@ def steps_of_layers(q: Any, ks: Any, vs: Any, length: Any) -> Any:
 
 def test_layers_that_are_put_back_as_a_whole() -> None:
     q, k, v, length = make(F32, heads=GROUPS)
+    # Two layers, each rounded to TF32: what one is off by goes through the other.
     fused = check(steps_of_layers, [q, np.stack([k, -k]), np.stack([v, -v]), length], 6e-3, 2)
     updates = [node for node in fused if node.op == "dynamic-update-slice"]
     assert len(updates) == 4 and all(node.array.rank == 5 for node in updates)

@@ -55,6 +55,15 @@ def set_of_another(x: Any, rows: Any, i: Any, place: Any) -> Any:
     return jax.lax.dynamic_update_index_in_dim(x, own, i, 0), i
 
 
+def set_bits(x: Any, rows: Any, i: Any, place: Any) -> Any:
+    """Rows are other numbers there."""
+    own = jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
+    own = jax.lax.bitcast_convert_type(own, jnp.int32)
+    own = jax.lax.dynamic_update_slice(own, rows.astype(jnp.int32), (place, jnp.int32(0)))
+    own = jax.lax.bitcast_convert_type(own, jnp.float32)
+    return jax.lax.dynamic_update_index_in_dim(x, own, i, 0), i
+
+
 def rewrite(function: Callable[..., Any]) -> tuple[Graph, Graph]:
     given = (STACK, ROWS, np.int32(0), np.int32(0))
     graph = simplify(import_hlo(lower(function, *given, keep_unused=True)))
@@ -74,7 +83,7 @@ def test_rows_are_written_into_the_stack(function: Callable[..., Any]) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("function", [set_another, set_of_another])
+@pytest.mark.parametrize("function", [set_another, set_of_another, set_bits])
 def test_other_layers_stay(function: Callable[..., Any]) -> None:
     graph, changed = rewrite(function)
     assert changed is graph

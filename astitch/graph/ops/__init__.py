@@ -54,6 +54,11 @@ def is_addition(node: Node) -> bool:
     return node.op in OPS and OPS[node.op].addend_sign > 0
 
 
+def is_slice_update(node: Node) -> bool:
+    """Is it a dynamic-update-slice?"""
+    return OPS[node.op].writes_into and OPS[node.op].chooses
+
+
 def monoid_of(region: Graph) -> str | None:
     """The opcode of a region that is one commutative op of its two parameters."""
     if len(region.parameters) != 2 or len(region.outputs) != 1:
