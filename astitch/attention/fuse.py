@@ -17,7 +17,6 @@ from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
-from astitch.attention.sums_as_products import write_products
 from astitch.device.gpu import Gpu
 from astitch.directives import NOTHING, Directives
 from astitch.graph.edit import free_name, keep_live_nodes, sort_nodes
@@ -45,6 +44,7 @@ from astitch.graph.ops.attention import ARRAYS, has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
 from astitch.rewrite.product_weights import Layer
+from astitch.rewrite.sums_as_products import find_products, write_products
 
 LOWEST = {DType.BF16: -float(2 << 40), DType.F16: -float(2 << 14)}
 """What is added to a score to leave it out.  cuDNN subtracts such numbers, so that they must not be the lowest ones."""
@@ -67,7 +67,9 @@ def fuse_attention(
     """
     if gpu.compute_capability < AMPERE:
         return graph
-    given, restored = write_products(graph)
+    sums = find_products(graph)
+    given = write_products(graph, sums)
+    restored = {name: found.product.name for name, found in sums.items()}
     names = {product: name for name, product in restored.items()}
     search = Search(given, gpu, in_order=in_order, told=told, names=names)
     found = []

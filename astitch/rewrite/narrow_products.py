@@ -1,12 +1,13 @@
-"""Graph -> Graph: products of few rows whose weights XLA would write to memory before it multiplies.
+"""Graph -> Graph: products of few rows by a kernel of our own, where XLA takes longer.
 
 Such a product takes as long as its weights take to be read.  XLA copies one layer out of the layers of a scan, and
 computes integers with a scale for each group in memory.  A kernel of our own reads the weights where they lie, in the
-type that they have (tile/narrow_product.py).  Where XLA reads them so too, its products are as fast.
+type that they have (tile/narrow_product.py).  Where XLA reads them so too, it is faster for some shapes alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,9 +17,11 @@ import numpy as np
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NarrowProductAttrs, Node
 from astitch.graph.matmul import free_dimensions
+from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.narrow_product import FACTORS, INTEGERS
 from astitch.rewrite.draft import Draft, Log, ascends
 from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.joined_products import join_products
 from astitch.rewrite.product_weights import (
     BATCH,
     COLUMN,
@@ -35,17 +38,25 @@ from astitch.rewrite.product_weights import (
 )
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.split_k import put_total
+from astitch.rewrite.sums_as_products import find_products, write_products
 from astitch.tile.narrow_product import NarrowShape
 from astitch.tile.narrow_rates import (
     HOPPER,
     MOST_ELEMENTS,
     MOST_ROWS,
+    beats_products,
     choose_share,
     choose_tiling,
 )
 
-LEAST_NUMBERS = 1 << 21
+LEAST_NUMBERS = 1 << 20
 """Of the weights.  Fewer are read in less time than a kernel takes to start."""
+
+_STEPS = (Kind.COMPUTE, Kind.PROJECTION, Kind.CONTROL, Kind.OTHER)
+"""What these compute is in memory."""
+
+LEAST_PIECE = 1 << 18
+"""Of one matrix among several that the same row is multiplied by."""
 
 
 def write_narrow_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
@@ -56,6 +67,7 @@ def write_narrow_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Gra
     heard: Log = log or (lambda rule, node: None)
     if gpu.compute_capability != HOPPER:
         return graph
+    graph = _restore_sums(graph, gpu)
     found = {node.name: f for node in graph if (f := _find(graph, node, gpu))}
     if not found:
         return graph
@@ -67,6 +79,49 @@ def write_narrow_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Gra
         return _Place(DraftOps(node, draft), values, found[node.name]).put()
 
     return rewrite_graph(graph, heard, write)
+
+
+def _restore_sums(graph: Graph, gpu: Gpu) -> Graph:
+    """Sums that XLA wrote in the place of products of one row are products again where they are to be replaced."""
+    sums = {
+        name: found
+        for name, found in find_products(graph).items()
+        if _lies_in_memory(graph, found.product.operands[1])
+        and _feeds_sums(graph, found.product.operands[1])
+        and _find(graph, found.product, gpu, LEAST_PIECE)
+    }
+    numbers: Counter[str] = Counter()
+    for found in sums.values():
+        row, weights = found.product.operands
+        numbers[row] += graph[weights].array.size
+    wanted = {
+        name: found
+        for name, found in sums.items()
+        if numbers[found.product.operands[0]] >= LEAST_NUMBERS
+    }
+    return join_products(
+        write_products(graph, wanted), {found.product.name for found in wanted.values()}
+    )
+
+
+def _lies_in_memory(graph: Graph, name: str) -> bool:
+    """What is computed may be multiplied and summed in the kernel that computes it."""
+    node = graph[name]
+    while OPS[node.op].kind is Kind.INDEX and len(node.operands) == 1:
+        node = graph[node.operands[0]]
+    return node.is_parameter or node.is_constant or OPS[node.op].kind in _STEPS
+
+
+def _feeds_sums(graph: Graph, name: str) -> bool:
+    """Is it read for sums of products alone?  Another reader in the same kernel would read it a second time."""
+    for user in (graph[user] for user in graph.users[name]):
+        row = OPS[user.op]
+        if row.is_conversion or user.op == "multiply":
+            if not _feeds_sums(graph, user.name):
+                return False
+        elif not row.is_reduce and row.kind is not Kind.COMPUTE:
+            return False
+    return name not in graph.outputs
 
 
 # ---- finding one
@@ -96,13 +151,13 @@ class _Found:
         return self.weights.matrices[0].weights.layer
 
 
-def _find(graph: Graph, node: Node, gpu: Gpu) -> _Found | None:
-    """A product that is to be replaced; None for any other node."""
+def _find(graph: Graph, node: Node, gpu: Gpu, least: int = LEAST_NUMBERS) -> _Found | None:
+    """A product that is to be replaced; None for any other node.  least: numbers of its weights."""
     sides = _tell_sides(graph, node)
     if sides is None or sides.rows > MOST_ROWS:
         return None
     name = node.operands[sides.weights]
-    if graph[name].array.size < LEAST_NUMBERS:
+    if graph[name].array.size < least:
         return None
     weights = find_weights(graph, name, sides.parts)
     if weights is None:
@@ -121,10 +176,11 @@ def _find(graph: Graph, node: Node, gpu: Gpu) -> _Found | None:
 
 
 def _is_faster(found: _Found) -> bool:
-    """Would XLA write the weights to memory before it multiplies?"""
+    """Would XLA write the weights to memory before it multiplies, or multiply more slowly?"""
     shape, layer = found.shape, found.layer
     if shape.weights.is_float or shape.groups == 1:
-        return layer is not None and isinstance(layer.number, str)
+        is_copied = layer is not None and isinstance(layer.number, str)
+        return is_copied or beats_products(shape)
     return shape.rows > 1 or shape.is_packed  # one row of bytes our other kernels read faster
 
 

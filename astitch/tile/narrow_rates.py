@@ -1,7 +1,8 @@
 """With which tiles products of few rows are computed, and in how many parts: NarrowShape -> NarrowTiling.
 
 The tilings are the best of fourteen by Triton alone on an H100, 2026-11-27.  Those of integers in groups, and of more
-than 64 rows, were compared inside XLA (jax 0.11.2, the same day).  docs/decisions/0047 has the times.
+than 64 rows, were compared inside XLA (jax 0.11.2, the same day).  Weights in memory, and tiles of more than 32
+transposed rows, were compared on an H200, 2026-11-29.  docs/decisions/0047 has the times.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ MOST_PARTS = 16
 
 BLOCKS_PER_SM = 2
 """So many blocks keep the memory busy."""
+
+TURNED_ROWS = 32
+"""With more, transposed weights are the right factor of a tile's product: as the left one 15.6 us in place of 13.5."""
+
+FEW_NUMBERS = 1 << 23
+"""Of weights in memory: for 2 rows or more of fewer numbers XLA starts another kernel, or is slower."""
+
+MANY_NUMBERS = 1 << 26
+"""Of weights in memory: with so many XLA's products reach the memory's speed."""
+
+SOME_ROWS = 16
+"""From so many on weights in memory of up to MANY_NUMBERS are read faster than by XLA."""
+
+LEAST_MATRIX = 1 << 20
+"""Numbers of one matrix of a batch: with fewer it was not timed."""
 
 LEAST_DEPTH = 16
 """Of a tile: products on tensor cores have no less."""
@@ -57,12 +73,28 @@ def choose_tiling(shape: NarrowShape) -> NarrowTiling | None:
         depth = math.gcd(depth * along, shape.depth // shape.groups) // along
         if depth < LEAST_DEPTH:
             return None
-    if shape.factor is DType.F32 and shape.transposed:
+    turned = shape.transposed and shape.weights.is_float
+    if turned and (shape.factor is DType.F32 or shape.rows > TURNED_ROWS):
         depth = min(depth, 64)
     if shape.rows > FEW_ROWS:
         return NarrowTiling(64, 64, 4, 4, rows=128)
-    turned = shape.transposed and shape.weights.is_float
-    return NarrowTiling(columns, depth, 4, stages, turned)
+    return NarrowTiling(columns, depth, 4, stages, turned and shape.rows <= TURNED_ROWS)
+
+
+def beats_products(shape: NarrowShape) -> bool:
+    """Is the kernel faster than XLA where that has the weights in memory, as floats of 16 bits?
+
+    One row XLA multiplies and sums without tensor cores.  A stitch op of such sums has barriers, or computes the row
+    once for each block.
+    """
+    numbers = shape.depth * sum(shape.columns)
+    if shape.weights is not shape.factor or shape.factor is DType.F32 or shape.rows > FEW_ROWS:
+        return False
+    if numbers * shape.batch > MANY_NUMBERS or (shape.batch > 1 and numbers < LEAST_MATRIX):
+        return False
+    if shape.rows == 1:
+        return shape.batch == 1
+    return shape.rows >= SOME_ROWS or shape.batch > 1 or numbers <= FEW_NUMBERS
 
 
 def _count_most_rows(shape: NarrowShape) -> int:

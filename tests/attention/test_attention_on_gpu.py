@@ -14,10 +14,11 @@ import pytest
 
 import astitch
 from astitch.api.engines import target_gpu
-from astitch.attention import few, find, sums_as_products
+from astitch.attention import few, find
 from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.tile_call import TRITON
+from astitch.rewrite import sums_as_products
 from tests.attention.few_spellings import BF16, F32, OF_GROUPS, SPELLINGS, make
 from tests.attention.few_spellings import HEADS as HEADS_OF_FEW
 from tests.attention.spellings import (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.attention import few, sums_as_products
+from astitch.attention import few
 from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import preset
 from astitch.directives import read_directives
@@ -19,6 +19,7 @@ from astitch.graph.ir import AttentionAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
+from astitch.rewrite import sums_as_products
 from astitch.rewrite.layer_updates import update_rows_of_layers
 from astitch.rewrite.simplify import simplify
 from tests import emulated_xla

@@ -231,8 +231,8 @@ def test_what_stays_a_product(name: str) -> None:
     assert changed is graph
 
 
-def test_weights_that_a_loop_computes_stay() -> None:
-    """The loop's result is a tuple, which no array is."""
+def test_weights_that_a_loop_computes_are_read_from_its_result() -> None:
+    """The loop's result is a tuple, which no array is: they are in memory as its element."""
 
     def fn(x: Any, ws: Any, i: Any) -> Any:
         w, _ = lax.while_loop(lambda s: s[1] < i, lambda s: (s[0] * 2, s[1] + 1), (ws[0], 0))
@@ -240,7 +240,118 @@ def test_weights_that_a_loop_computes_stay() -> None:
 
     arguments = (normal(4, DEPTH), normal(LAYERS, DEPTH, COLUMNS), np.int32(1))
     graph, changed = rewrite(fn, *arguments)
+    (product,) = narrow(changed)
+    assert not attrs_of(product).layer
+    compare(graph, changed, arguments)
+
+
+def multiply(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def multiply_transposed(x: Any, w: Any) -> Any:
+    return x @ w.T
+
+
+def multiply_experts(x: Any, w: Any) -> Any:
+    return jnp.einsum("ebk,ekn->ebn", x, w)
+
+
+IN_MEMORY = {
+    "few numbers": (multiply, (2, 1024), (1024, 1024), True),
+    "few numbers, transposed": (multiply_transposed, (8, 2048), (1024, 2048), True),
+    "layer of a number in the text": (lambda x, ws: x @ ws[1], (4, 1024), (2, 1024, 1024), True),
+    "heads": (
+        lambda x, w: jnp.einsum("bd,dhf->bhf", x, w),
+        (4, 1024),
+        (1024, 16, 128),
+        True,
+    ),
+    "many numbers, some rows": (multiply, (32, 2048), (2048, 8192), True),
+    "many numbers, few rows": (multiply, (8, 2048), (2048, 8192), False),
+    "one row": (multiply, (1, 2048), (2048, 8192), True),
+    "one row, transposed": (multiply_transposed, (1, 2048), (8192, 2048), True),
+    "too many numbers": (multiply, (32, 1024), (1024, 128 * 1024), False),
+    "too many rows": (multiply, (65, 1024), (1024, 1024), False),
+    "too few numbers": (multiply, (8, 1024), (1024, 512), False),
+    "experts": (multiply_experts, (4, 8, 2048), (4, 2048, 1024), True),
+    "small experts": (multiply_experts, (16, 8, 512), (16, 512, 1024), False),
+}
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_weights_in_memory(name: str, dtype: Any) -> None:
+    """Floats of 16 bits alone: XLA's products in f32 are as fast."""
+    fn, rows, weights, taken = IN_MEMORY[name]
+    arguments = (np.zeros(rows, dtype), np.zeros(weights, dtype))
+    _, changed = rewrite(fn, *arguments)
+    assert len(narrow(changed)) == (taken and dtype is not np.float32)
+
+
+def sum_products(x: Any, *weights: Any) -> Any:
+    """As XLA writes a product of one row."""
+    wide = x.astype(jnp.float32)
+    sums = [(wide[:, None] * w.astype(jnp.float32)).sum(0).astype(x.dtype) for w in weights]
+    return jnp.concatenate([jnp.tanh(s) for s in sums])
+
+
+def sum_transposed(x: Any, *weights: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    sums = [(w.astype(jnp.float32) * wide).sum(1) for w in weights]
+    return jnp.concatenate([jnp.tanh(s) for s in sums])
+
+
+def sum_heads(x: Any, *weights: Any) -> Any:
+    return sum_products(x, *(w.reshape(DEPTH, 4, -1) for w in weights))
+
+
+SUMS = {"columns": sum_products, "transposed": sum_transposed}
+
+
+@pytest.mark.parametrize("columns", [(2048,), (1024, 256, 256), (512, 512, 512, 512, 1024)])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_xla_wrote_are_products_again(name: str, columns: tuple[int, ...]) -> None:
+    """Those of one row are one product, of at most four matrices."""
+    shapes = [(n, DEPTH) if name == "transposed" else (DEPTH, n) for n in columns]
+    arguments = (normal(DEPTH), *(normal(*shape) for shape in shapes))
+    graph, changed = rewrite(SUMS[name], *arguments)
+    assert sum(attrs_of(node).matrices for node in narrow(changed)) == len(columns)
+    assert len(narrow(changed)) == -(-len(columns) // 4)
+    assert not any(node.op == "reduce" and node.shape != () for node in unsplit(changed))
+    compare(graph, changed, arguments)
+
+
+def unsplit(graph: Graph) -> list[Node]:
+    """All but what adds the parts of products."""
+    parts = {node.name for node in narrow(graph)}
+    return [node for node in graph if not parts & {*node.operands}]
+
+
+def sum_computed(x: Any, w: Any) -> Any:
+    return sum_products(x, jnp.tanh(w))
+
+
+def sum_twice(x: Any, w: Any) -> Any:
+    """Weights of which something else is read beside the sum."""
+    return sum_products(x, w) + jnp.abs(w).max(0)
+
+
+def sum_few(x: Any, w: Any) -> Any:
+    return sum_products(x, w[:, :256])
+
+
+@pytest.mark.parametrize("fn", [sum_computed, sum_twice, sum_few])
+def test_sums_that_a_kernel_computes_better_stay(fn: Callable[..., Any]) -> None:
+    graph, changed = rewrite(fn, normal(DEPTH), normal(DEPTH, COLUMNS))
     assert changed is graph
+
+
+@pytest.mark.parametrize("name", ["few numbers, transposed", "layer of a number in the text"])
+def test_weights_in_memory_give_the_same(name: str) -> None:
+    fn, rows, weights, _ = IN_MEMORY[name]
+    arguments = (normal(*rows), normal(*weights))
+    compare(*rewrite(fn, *arguments), arguments)
 
 
 def test_few_numbers_stay_a_product() -> None:
@@ -390,3 +501,33 @@ def test_groups_on_a_gpu(name: str, dtype: Any, rows: int) -> None:
         got = jax.jit(lambda *arguments: fn(*arguments))(*given)
     distance = np.linalg.norm(np.asarray(got, np.float64) - want)
     assert distance <= 1e-2 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("name", [name for name in IN_MEMORY if IN_MEMORY[name][-1]])
+def test_weights_in_memory_on_a_gpu(name: str, dtype: Any) -> None:
+    import astitch
+
+    fn, rows, weights, _ = IN_MEMORY[name]
+    arguments = (normal(*rows, dtype=dtype), normal(*weights, dtype=dtype))
+    with astitch.enabled():
+        got = jax.jit(lambda *given: fn(*given))(*arguments)
+    want = np.asarray(fn(*exact(*arguments)))
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 5e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_on_a_gpu(name: str) -> None:
+    import astitch
+
+    columns = (1024, 256, 256)
+    shapes = [(n, DEPTH) if name == "transposed" else (DEPTH, n) for n in columns]
+    arguments = (normal(DEPTH), *(normal(*shape) for shape in shapes))
+    with astitch.enabled():
+        got = jax.jit(lambda *given: SUMS[name](*given))(*arguments)
+    want = np.asarray(SUMS[name](*exact(*arguments)))
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 2e-2 * np.linalg.norm(want)

@@ -95,3 +95,62 @@ def test_values_are_those_of_the_plain_module(name: str) -> None:
     want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
     distance = np.linalg.norm(np.asarray(got, np.float64) - want)
     assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+# ---- one row, whose products XLA turns into sums
+
+
+def norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def of_rows(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def of_columns(x: Any, w: Any) -> Any:
+    return x @ w.T
+
+
+def of_vector(x: Any, w: Any) -> Any:
+    """As equinox has it."""
+    return jax.vmap(lambda v: w @ v)(x)
+
+
+ONE_ROW = {"rows": of_rows, "columns": of_columns, "vector": of_vector}
+NARROW = 768
+"""Columns of two of the matrices."""
+
+
+def layer(product: Callable[..., Any]) -> Callable[..., Any]:
+    """Three products of one row, of which one is gated, and one behind them."""
+
+    def fn(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
+        h = norm(x)
+        q, k, v = (product(h, w) for w in (wq, wk, wv))
+        gated = q * jax.nn.sigmoid(jnp.concatenate([k, v], -1))
+        return x + product(gated, wo)
+
+    return fn
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_products_of_one_row_are_two_kernels(name: str) -> None:
+    """Three of the same row are one, also where XLA has turned them into sums."""
+    fn = layer(ONE_ROW[name])
+    columns = (WIDTH, NARROW, NARROW, WIDTH)
+    weights = [normal(n, WIDTH) if name != "rows" else normal(WIDTH, n) for n in columns]
+    x = normal(1, WIDTH)
+    with hooked() as seen:
+        stitched = compile_ahead(fn, *put((x, *weights)))
+    (stitching,) = seen.stitchings
+    assert stitching.kernels
+    calls = stitched.as_text().count(f'custom_call_target="{TRITON}"')
+    assert calls == 2
+    hooked_program = stitch_through_hook(fn, x, *weights)
+    (got,) = hooked_program.run([x, *weights])
+    exact = [w.astype(np.float32) for w in weights]
+    want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 2e-2 * np.linalg.norm(want)

@@ -1,11 +1,13 @@
 """Graph -> Graph: sums of products that XLA wrote in the place of products of one row are products again.
 
 XLA's simplifier turns a product with one row into a multiplication and a sum: sum(broadcast(q) * k).  Attention of one
-query against a cache is two of them.  Here they are products, so that there is one form to look for.
+query against a cache is two of them, a layer of one word has some more.  Here they are products, so that there is one
+form to look for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from astitch.graph.edit import free_name, keep_live_nodes
@@ -32,29 +34,39 @@ LEAST_NUMBERS = 1 << 18
 """Of the larger operand.  Smaller ones are no keys of which a kernel is made."""
 
 
-def write_products(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """(the graph with products, by the name of each sum that is a transposed product now that product's)."""
-    nodes: dict[str, Node] = {}
-    restored: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class SumOfProducts:
+    """A sum, as a product whose second operand is the larger one.  permutation: of the product's dimensions, which
+    gives those of the sum."""
+
+    product: Node
+    permutation: tuple[int, ...]
+
+
+def find_products(graph: Graph) -> dict[str, SumOfProducts]:
+    """By the name of the sum."""
+    found = {}
     for node in graph:
-        found = _find(graph, node)
-        if found is None:
-            nodes[node.name] = node
-            continue
-        name = free_name(f"{node.name}.product", {*graph.nodes, *nodes})
-        product, permutation = found.write(graph, node, name)
-        nodes[name] = product
-        nodes[node.name] = replace(
-            node,
-            op="transpose",
-            operands=(name,),
-            attrs=TransposeAttrs(permutation),
-            regions=(),
-        )
-        restored[node.name] = name
-    if not restored:
-        return graph, restored
-    return replace(graph, nodes=keep_live_nodes(nodes, graph.outputs)), restored
+        parts = _find(graph, node)
+        if parts:
+            found[node.name] = parts.write(
+                graph, node, free_name(f"{node.name}.product", graph.nodes)
+            )
+    return found
+
+
+def write_products(graph: Graph, found: Mapping[str, SumOfProducts]) -> Graph:
+    """These sums are transposed products."""
+    if not found:
+        return graph
+    nodes: dict[str, Node] = {}
+    for node in graph:
+        if node.name in found:
+            product, attrs = found[node.name].product, TransposeAttrs(found[node.name].permutation)
+            nodes[product.name] = product
+            node = replace(node, op="transpose", operands=(product.name,), attrs=attrs, regions=())
+        nodes[node.name] = node
+    return replace(graph, nodes=keep_live_nodes(nodes, graph.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +86,8 @@ class _Sum:
     right: _Factor
     summed: tuple[int, ...]
 
-    def write(self, graph: Graph, node: Node, name: str) -> tuple[Node, tuple[int, ...]]:
-        """(the product, the permutation of its dimensions that gives those of the sum)."""
+    def write(self, graph: Graph, node: Node, name: str) -> SumOfProducts:
+        """node: the sum.  name: the product's."""
         left, right = self.left.dimensions, self.right.dimensions
         both = [d for d in left if d in right]
         batch = [d for d in both if d not in self.summed]
@@ -102,7 +114,7 @@ class _Sum:
             node.op_name,
             node.source,
         )
-        return product, tuple(order.index(d) for d in kept)
+        return SumOfProducts(product, tuple(order.index(d) for d in kept))
 
 
 def _find(graph: Graph, node: Node) -> _Sum | None:
