@@ -45,4 +45,5 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> NarrowShape:
         scales=find_type_of_scales(given),
         scales_transposed=a.scales_transposed,
         layer=a.layer,
+        shared=e.given < e.batch,
     )

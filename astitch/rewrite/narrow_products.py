@@ -180,7 +180,8 @@ def _is_faster(found: _Found) -> bool:
     shape, layer = found.shape, found.layer
     if shape.weights.is_float or shape.groups == 1:
         is_copied = layer is not None and isinstance(layer.number, str)
-        return is_copied or beats_products(shape)
+        is_transposed = shape.shared and shape.rows > 1
+        return is_copied or is_transposed or beats_products(shape)
     return shape.rows > 1 or shape.is_packed  # one row of bytes our other kernels read faster
 
 
@@ -243,6 +244,11 @@ def _describe(weights: Weights, sides: _Sides, factor: DType, result: DType) -> 
     layers = kind.layer.count if kind.layer else 1
     if layers * batch * depth * max(weights.columns) > MOST_ELEMENTS:
         return None
+    columns = weights.columns
+    if kind.pieces > 1:
+        if len(columns) > 1:
+            return None
+        batch, columns = kind.pieces, (columns[0] // kind.pieces,)
     return NarrowShape(
         factor=factor,
         weights=dtype,
@@ -251,7 +257,7 @@ def _describe(weights: Weights, sides: _Sides, factor: DType, result: DType) -> 
         batch=batch,
         rows=sides.rows,
         depth=depth,
-        columns=weights.columns,
+        columns=columns,
         scales=factor if kind.scales in (None, factor) else DType.F32,
         groups=kind.groups,
         transposed=kind.transposed,
@@ -259,12 +265,16 @@ def _describe(weights: Weights, sides: _Sides, factor: DType, result: DType) -> 
         scale=kind.scales is not None,
         scales_transposed=kind.scales_transposed,
         layer=kind.layer is not None,
+        shared=kind.pieces > 1,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What matrices side by side must have in common.  scales, offsets: their types, None where there are none."""
+    """What matrices side by side must have in common.  scales, offsets: their types, None where there are none.
+
+    pieces: [pieces, depth, columns / pieces] lie in memory: a batch of matrices, which are multiplied by the same rows.
+    """
 
     dtype: DType
     layer: Layer | None
@@ -273,6 +283,7 @@ class _Kind:
     scales_transposed: bool
     scales: DType | None
     offsets: DType | None
+    pieces: int = 1
 
 
 def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _Kind | None:
@@ -280,7 +291,7 @@ def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _K
     merged = merge_parts(matrix.weights.parts)
     orders = [_without_ones(whole), _without_ones((whole[0], whole[2], whole[1]))]
     if merged not in orders:
-        return None
+        return _describe_pieces(matrix, merged, depth, columns)
     beside = [stored for stored in (matrix.scales, matrix.offsets) if stored]
     if any(stored.layer != matrix.weights.layer for stored in beside):
         return None
@@ -296,6 +307,20 @@ def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _K
         matrix.scales.dtype if matrix.scales else None,
         matrix.offsets.dtype if matrix.offsets else None,
     )
+
+
+def _describe_pieces(
+    matrix: Matrix, merged: Sequence[Part], depth: int, columns: int
+) -> _Kind | None:
+    if len(merged) != 3 or matrix.scales or matrix.offsets:
+        return None
+    width = merged[2].extent
+    pieces = columns // width
+    wanted = [Part(COLUMN, pieces, width), Part(DEPTH, depth, 1), Part(COLUMN, width, 1)]
+    if [*merged] != wanted:
+        return None
+    weights = matrix.weights
+    return _Kind(weights.dtype, weights.layer, False, 1, False, None, None, pieces)
 
 
 def _find_groups(stored: Stored, whole: tuple[Part, Part, Part]) -> tuple[int, bool] | None:
@@ -354,8 +379,8 @@ class _Place:
         node = ops.origin
         x = ops.transpose(node.operands[1 - self.found.sides.weights], self.found.sides.x_order)
         if not (s.is_packed and s.transposed):
-            return ops.reshape(x, (s.batch, s.rows, s.depth))
-        halves = ops.reshape(x, (s.batch, s.rows, s.depth // 2, 2))
+            return ops.reshape(x, (s.given, s.rows, s.depth))
+        halves = ops.reshape(x, (s.given, s.rows, s.depth // 2, 2))
         return ops.transpose(halves, (3, 0, 1, 2))
 
     def _put_weights(self) -> Iterator[str]:
@@ -404,4 +429,6 @@ class _Place:
             total = put_total(draft, replace(node, type=inner), whole, s.parts)
         if self.found.sides.weights == 0:
             total = ops.transpose(total, (0, 2, 1))
+        elif s.shared:
+            total = ops.transpose(total, (1, 0, 2))
         return ops.reshape(ops.convert(total, node.dtype), node.shape)

@@ -28,7 +28,7 @@ class NarrowShape:
 
     factor: the type of x.  weights: of the numbers; those of four bits lie in bytes.  result: of the parts.
     scales: of the scales, that of x or f32.
-    columns: of each matrix.
+    columns: of each matrix.  shared: do all of the batch have the same rows?
     """
 
     factor: DType
@@ -47,6 +47,12 @@ class NarrowShape:
     scale: bool = False
     scales_transposed: bool = False
     layer: bool = False
+    shared: bool = False
+
+    @property
+    def given(self) -> int:
+        """The batch of x."""
+        return 1 if self.shared else self.batch
 
     @property
     def is_packed(self) -> bool:
@@ -131,7 +137,7 @@ class _Writer:
         weights = [Parameter(s.stored, whole * s.depth * n // half) for n in s.columns]
         beside = [whole * s.groups * n for n in s.columns]
         return (
-            Parameter(s.factor, s.batch * s.rows * s.depth),
+            Parameter(s.factor, s.given * s.rows * s.depth),
             *weights,
             *(Parameter(s.factor, size) for size in beside if s.offset),
             *(Parameter(s.scales, size) for size in beside if s.scale),
@@ -287,9 +293,9 @@ class _Block:
     def _read_x(self, k: Tile, half: int) -> Tile:
         """[rows, depth] from k on; of packed depth the even or the odd elements."""
         s, t, b = self.shape, self.tiling, self.b
-        depth, first, whole = s.depth, k, self.batch
+        depth, first, whole = s.depth, k, b.scalar(0) if s.shared else self.batch
         if self.shape.halves_depth:
-            depth, first, whole = s.depth // 2, k / 2, self.batch + half * s.batch
+            depth, first, whole = s.depth // 2, k / 2, whole + half * s.given
         places = first + b.range(t.depth)
         offsets = (whole * s.rows + self.rows.column()) * depth + places.row()
         mask = (self.rows < s.rows).column() if s.rows % self.writer.rows else None

@@ -58,9 +58,9 @@ def draw_operands(s: NarrowShape, random: np.random.Generator) -> list[np.ndarra
         inner = (columns, s.groups) if s.scales_transposed else (s.groups, columns)
         return normal(s.layers, s.batch, *inner, dtype=dtype)
 
-    x = normal(s.batch, s.rows, s.depth)
+    x = normal(s.given, s.rows, s.depth)
     if s.is_packed and s.transposed:
-        x = np.moveaxis(x.reshape(s.batch, s.rows, -1, 2), -1, 0)
+        x = np.moveaxis(x.reshape(s.given, s.rows, -1, 2), -1, 0)
     operands = [x, *map(weights, s.columns)]
     for present, dtype in ((s.offset, s.factor), (s.scale, s.scales)):
         operands += [beside(columns, dtype) for columns in s.columns if present]
@@ -130,6 +130,7 @@ def shapes(draw: st.DrawFn) -> NarrowShape:
     beside = shape.offset or shape.scale
     shape = replace(
         shape,
+        shared=shape.batch > 1 and draw(st.booleans()),
         scales_transposed=shape.scales_transposed and beside,
         scales=shape.scales if shape.scale else factor,
     )

@@ -55,6 +55,11 @@ def sides(h: Any, *weights: Any) -> Any:
     return sum(h @ w for w in weights)
 
 
+def of_heads(x: Any, w: Any) -> Any:
+    """The depth stands between two dimensions of the columns, for which XLA transposes the weights."""
+    return jnp.tanh(jnp.einsum("bd,hdk->bhk", x, w))
+
+
 BYTES = np.random.default_rng(1).integers(-7, 8, SHAPE).astype(np.int8)
 SCALES = normal(LAYERS, WIDTH // GROUP, WIDTH)
 
@@ -63,6 +68,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "scan of f32": (scan(lambda h, w: h @ w), (normal(*SHAPE, dtype=np.float32),)),
     "transposed": (scan(lambda h, w: h @ w.T), (normal(*SHAPE),)),
     "fori_loop": (counted, (normal(*SHAPE),)),
+    "heads": (of_heads, (normal(12, WIDTH, 128),)),
     "side by side": (scan(sides), (normal(*SHAPE), normal(*SHAPE))),
     "bytes": (scan(of_bytes), (BYTES, normal(LAYERS, WIDTH))),
     "groups": (scan(of_groups), (BYTES, SCALES)),
@@ -84,7 +90,7 @@ def test_weights_are_read_where_they_lie(name: str) -> None:
     assert saved >= 0.9 * weights[0][0].size * (0.5 if "four" in name else weights[0].itemsize)
 
 
-@pytest.mark.parametrize("name", ["scan", "fori_loop", "bytes", "groups"])
+@pytest.mark.parametrize("name", ["scan", "fori_loop", "bytes", "groups", "heads"])
 def test_values_are_those_of_the_plain_module(name: str) -> None:
     fn, weights = PROGRAMS[name]
     x = normal(ROWS, WIDTH)

@@ -4,7 +4,7 @@
 
 | operand | shape | |
 |---|---|---|
-| x | [batch, rows, depth] | f32, bf16 or f16 |
+| x | [batch, rows, depth], or [1, rows, depth] for all of a batch | f32, bf16 or f16 |
 | weights | [layers, batch, depth, columns]; transposed: [layers, batch, columns, depth] | the type of x, or integers |
 | offsets | [layers, batch, groups, columns]; transposed: [layers, batch, columns, groups] | the type of x |
 | scales | as offsets | the type of x, or f32 |
@@ -72,10 +72,11 @@ def split_operands(a: NarrowProductAttrs, operands: Sequence[T]) -> Operands[T]:
 
 @dataclass(frozen=True)
 class Extents:
-    """columns: of each matrix."""
+    """columns: of each matrix.  batch: of the weights.  given: of x, 1 where all of the batch have the same rows."""
 
     layers: int
     batch: int
+    given: int
     rows: int
     depth: int
     columns: tuple[int, ...]
@@ -88,15 +89,15 @@ def is_packed_along_depth(a: NarrowProductAttrs) -> bool:
 
 def measure(a: NarrowProductAttrs, operands: Operands[ArrayType]) -> Extents:
     """The extents of a narrow product, whose operands have as many dimensions as they must."""
-    *_, batch, rows, depth = operands.x.shape
+    *_, given, rows, depth = operands.x.shape
     if is_packed_along_depth(a):
         depth *= 2
-    layers = operands.weights[0].shape[0]
+    layers, batch = operands.weights[0].shape[:2]
     scales = operands.scales or operands.offsets
     groups = scales[0].shape[3 if a.scales_transposed else 2] if scales else 1
     packed = 2 if a.weights in PACKED and not a.transposed else 1
     columns = tuple(w.shape[2 if a.transposed else 3] * packed for w in operands.weights)
-    return Extents(layers, batch, rows, depth, columns, groups)
+    return Extents(layers, batch, given, rows, depth, columns, groups)
 
 
 def find_type_of_scales(operands: Operands[ArrayType]) -> DType:
@@ -116,6 +117,7 @@ def _infer(node: Node, operands: Sequence[Type]) -> Type:
         "weights and scales have four dimensions",
     )
     e = measure(a, given)
+    require_operands(e.given in (1, e.batch), f"rows for {e.given} of a batch of {e.batch}")
     require(
         a.share > 0 and e.depth % e.groups == 0, f"{e.depth} elements of depth are no whole groups"
     )
@@ -163,7 +165,7 @@ def meaning_of_narrow_product(node: Node, *operands: Array) -> Array:
     e = measure(a, split_operands(a, types))
     x = given.x.astype(np.float64)
     if is_packed_along_depth(a):
-        x = np.moveaxis(x, 0, -1).reshape(e.batch, e.rows, e.depth)
+        x = np.moveaxis(x, 0, -1).reshape(e.given, e.rows, e.depth)
     layer = 0 if given.layer is None else int(np.clip(given.layer, 0, e.layers - 1))
 
     def read(array: Array, transposed: bool) -> Array:
