@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astitch.graph.dimensions import array_of, is_embedded, is_uniform
+from astitch.graph.evaluations import Evaluations
 from astitch.graph.ir import DimensionsAttrs, Graph
 from astitch.graph.ops import OPS, Cost, Kind
 from astitch.graph.running import is_running
@@ -21,14 +22,13 @@ from astitch.stitch_scope import Scope
 MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
+MAX_DIVERGING_OPS = 32
+"""The same where a warp goes through several branches for it, of an interleaving: most of its threads wait in each.
+A wavelet transform of five levels and its inverse project 156 us with 32, 187 with 48 to 96 (H100, f32 64x262144)."""
+
 REPEATED = 16
 """A value that varies along a row and is behind a heavy op is kept if it is repeated so often: the weights of a softmax
 that weighs vectors.  A row's own statistics are not, since a thread computes them once for its row."""
-
-MANY_INDICES = 8
-"""Readers at a value's own index are taken to read at the same indices.  The halves of random bits are such readers:
-two values of one computation; beyond this many each index counts, since they would double from op to op.  The kernels
-of the benchmarks and models are those of the first rule alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,6 @@ def _local_ops_above(
     return sum(OPS[graph[n].op].kind not in (Kind.SOURCE, Kind.INDEX, Kind.BROADCAST) for n in seen)
 
 
-def _number(numbers: dict[tuple[int, str, int], int], at: int, reader: str, operand: int) -> int:
-    """A number for the index at which a reader, evaluated at index `at`, reads an operand."""
-    return numbers.setdefault((at, reader, operand), len(numbers))
-
-
 def _find_repeated(graph: Graph, scope: Scope, inside: set[str]) -> dict[str, str]:
     """Element-wise values of which a thread would compute a heavy op again for each place where they are repeated."""
     found: dict[str, str] = {}
@@ -152,41 +147,19 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         stored = stored_value(graph, output)
         if stored in inside and not _is_reduce_result(graph, stored):
             kept.setdefault(stored, "output of the stitch op")
-    # Backwards: at how many indices would a thread evaluate each op?  Readers at the op's own index share one
-    # evaluation, every re-indexing reader adds its own.  indices: which they are, by what they were made of; they count
-    # where they are many.
-    counts: dict[str, int] = {}
-    indices: dict[str, set[int]] = {}
-    numbers: dict[tuple[int, str, int], int] = {}
+    evaluations = Evaluations(graph, inside, MAX_RECOMPUTED_OPS)
     for name in reversed(scope.members):
-        one = {_number(numbers, -1, name, 0)}
-        counts[name], indices[name] = 1, one
-        if name in kept or _is_reduce_result(graph, name) or array_of(graph[name]).size == 1:
+        is_kept = name in kept or _is_reduce_result(graph, name)
+        if is_kept or array_of(graph[name]).size == 1:
+            evaluations.begin(name)
             continue
-        same, other = 0, 0
-        found: set[int] = set()
-        for user in graph.users[name]:
-            if user not in inside:
-                continue
-            if not OPS[graph[user].op].reindexes:
-                same = max(same, counts[user])
-                found |= indices[user]
-                continue
-            edges = [i for i, o in enumerate(graph[user].operands) if o == name]
-            other += len(edges) * counts[user]
-            found.update(_number(numbers, at, user, i) for at in indices[user] for i in edges)
-        # One more than a value is read at without being kept says as much as all of them.
-        indices[name] = set(sorted(found)[: MAX_RECOMPUTED_OPS + 1]) or one
-        counts[name] = max(same + other, 1)
-        if len(indices[name]) > MANY_INDICES:
-            counts[name] = max(counts[name], len(indices[name]))
-        if counts[name] > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
+        count = evaluations.count(name)
+        if count > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
             above = _local_ops_above(graph, inside, kept, name, MAX_RECOMPUTED_OPS)
-            if counts[name] * above > MAX_RECOMPUTED_OPS:
-                kept[name] = (
-                    f"read at {counts[name]} indices, {above} ops would be recomputed for each"
-                )
-                counts[name], indices[name] = 1, one
+            most = MAX_DIVERGING_OPS if evaluations.diverges(name) else MAX_RECOMPUTED_OPS
+            if count * above > most:
+                kept[name] = f"read at {count} indices, {above} ops would be recomputed for each"
+                evaluations.begin(name)
     return tuple(Candidate(name, kept[name]) for name in scope.members if name in kept)
 
 

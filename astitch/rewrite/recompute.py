@@ -24,8 +24,10 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from astitch.graph.dimensions import array_of, is_embedded, is_uniform
 from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.evaluations import Evaluations
 from astitch.graph.ir import ArrayType, GatherAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
 
 LEAST_BYTES = 64 << 10
@@ -66,6 +68,9 @@ element where it comes from, and load it alone.  With 4 a CRNN's pools were comp
 
 MOST_OPS_OF_NUMBERS = 32
 """How many ops a stage computes again for a number that it reads: Adam's corrections of both moments take five."""
+
+MOST_EVALUATIONS = 16
+"""An op that a stage would evaluate more often, for an element of its own, is stored by the stage."""
 
 FREE_VERTICES, VERTICES_PER_OP = 10_000, 3
 """How large the networks of all stages may be together, for a search that is linear in the graph.  Stages beyond that
@@ -285,6 +290,7 @@ class Traffic:
         self.shared: set[str] = set()  # what another part of the stage at hand keeps
         self.here = 0  # the stage at hand
         self.last: dict[str, int] = {}  # the stage that is the last to read a value
+        self.members: dict[int, list[str]] = {}  # the ops of a stage that stitch ops compute
         self.read_by: dict[int, set[str]] = {}
         self.readers: dict[str, set[int]] = {}
         for node in graph:
@@ -294,6 +300,7 @@ class Traffic:
             if not self.is_stitched(node.name):
                 continue
             here = stage[node.name]
+            self.members.setdefault(here, []).append(node.name)
             for operand in node.operands:
                 if is_embedded(graph, operand) or not self.is_earlier(operand, here):
                     continue
@@ -435,13 +442,55 @@ def _choose(traffic: Traffic, stage: int, least: int) -> tuple[frozenset[str], i
     ]
     if not wanted:
         return frozenset(), 0, 0
-    network, opened = _build_network(traffic, wanted, read - set(wanted))
-    paid, (_, needed) = nx.minimum_cut(network, _MEMORY, _STAGE, flow_func=boykov_kolmogorov)
-    saved = sum(map(traffic.cost, wanted)) - paid
-    names = frozenset(name for name in opened if (name, False) in needed)
+    names, saved, vertices = _cut(traffic, wanted, read - set(wanted), {})
+    if efforts := _count_efforts(traffic, stage, names):
+        names, saved, more = _cut(traffic, wanted, read - set(wanted), efforts)
+        vertices += more
     if saved < least:
         names, saved = frozenset(), 0
-    return names, saved, len(network)
+    return names, saved, vertices
+
+
+def _cut(
+    traffic: Traffic, wanted: list[str], free: set[str], efforts: Mapping[str, int]
+) -> tuple[frozenset[str], int, int]:
+    """The ops that are computed again by a minimum cut, the bytes saved, and the number of vertices searched.
+
+    efforts: of ops that a stage evaluates more than once; see _count_efforts.
+    """
+    network, opened = _build_network(traffic, wanted, free, efforts)
+    paid, (_, needed) = nx.minimum_cut(network, _MEMORY, _STAGE, flow_func=boykov_kolmogorov)
+    saved = sum(map(traffic.cost, wanted)) - paid
+    return frozenset(n for n in opened if (n, False) in needed), saved, len(network)
+
+
+def _count_efforts(traffic: Traffic, stage: int, names: frozenset[str]) -> dict[str, int]:
+    """What it costs a stage, in bytes, to compute ops again that it evaluates more than once.
+
+    An op that would be evaluated too often is stored by the stage, so it costs that and a load.
+    """
+    if not names:
+        return {}
+    own = traffic.members[stage]
+    evaluations = Evaluations(traffic.graph, {*own, *names}, MOST_EVALUATIONS)
+    efforts: dict[str, int] = {}
+    for name in sorted({*own, *names}, key=traffic.order.__getitem__, reverse=True):
+        if name not in names and _is_stored(traffic, name):
+            evaluations.begin(name)
+            continue
+        times, stored_bytes = evaluations.count(name), 0
+        if times > MOST_EVALUATIONS:
+            evaluations.begin(name)
+            times, stored_bytes = 1, 2 * traffic.bytes_of(name)
+        if name in names and (times > 1 or stored_bytes):
+            efforts[name] = times * traffic.effort(traffic.graph[name]) + stored_bytes
+    return efforts
+
+
+def _is_stored(traffic: Traffic, name: str) -> bool:
+    """Is it surely computed once by its own stage?"""
+    node = traffic.graph[name]
+    return name in traffic.kept or OPS[node.op].is_reduce or is_running(traffic.graph, name)
 
 
 def _choose_numbers(traffic: Traffic, stage: int, names: frozenset[str]) -> frozenset[str]:
@@ -471,7 +520,7 @@ _MEMORY, _STAGE = "memory", "stage"
 
 
 def _build_network(
-    traffic: Traffic, wanted: list[str], free: set[str]
+    traffic: Traffic, wanted: list[str], free: set[str], efforts: Mapping[str, int]
 ) -> tuple[nx.DiGraph, list[str]]:
     """The network, and the names of the values that could be computed again.  Each value has a vertex (name, True),
     behind what it costs to read.  Those that could be computed again have a vertex (name, False) before it.
@@ -488,7 +537,7 @@ def _build_network(
     while queue:
         _, name = heapq.heappop(queue)
         node = graph[name]
-        price, effort = traffic.cost(name), traffic.effort(node)
+        price, effort = traffic.cost(name), efforts.get(name, traffic.effort(node))
         is_small = traffic.bytes_of(name) < LEAST_BYTES
         if is_small or effort > left[name] or not traffic.may_repeat(name):
             network.add_edge(_MEMORY, (name, True), capacity=price)

@@ -22,7 +22,7 @@ from astitch.graph.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.ops.windows import Running, find_running, is_trivial, running_window
 from astitch.graph.reference import run_graph
 from astitch.graph.running import why_not_liftable
@@ -272,10 +272,21 @@ def slice_before_transpose(node: Node, draft: Draft) -> str | None:
 
 
 def run_along_other(node: Node, draft: Draft) -> str | None:
-    """transpose(running(transpose(x, p), d), q) -> running(x, p(d)), where q undoes p"""
-    whole = draft[node.operands[0]]
-    running = find_running(whole)
-    if running is None or not isinstance(node.attrs, TransposeAttrs):
+    """transpose(f(running(transpose(x, p), d)), q) -> f(running(x, p(d))), where q undoes p
+
+    f is element-wise and has one operand besides numbers.  Reshapes before and behind it undo each other.
+    """
+    inner = draft[node.operands[0]]
+    shape, steps = inner.shape, list[Node]()
+    while find_running(inner) is None:
+        operand = _single_operand(inner, draft)
+        if operand is None:
+            return None
+        if not OPS[inner.op].is_view:
+            steps.append(inner)
+        inner = draft[operand]
+    whole, running = inner, find_running(inner)
+    if running is None or whole.shape != shape or not isinstance(node.attrs, TransposeAttrs):
         return None
     turned = draft[whole.operands[0]]
     if not isinstance(turned.attrs, TransposeAttrs):
@@ -286,7 +297,41 @@ def run_along_other(node: Node, draft: Draft) -> str | None:
     along = replace(running, dimension=p[running.dimension])
     attrs = running_window(node.array.rank, along, node.shape[along.dimension])
     operands = (turned.operands[0], whole.operands[1])
-    return draft.add(node, "reduce-window", node.array, operands, attrs, whole.regions)
+    type = ArrayType(whole.dtype, node.shape)
+    value = draft.add(node, "reduce-window", type, operands, attrs, whole.regions)
+    for step in reversed(steps):
+        value = _put_again(step, value, draft, node)
+    return value
+
+
+def _single_operand(node: Node, draft: Draft) -> str | None:
+    """What a reshape, or an element-wise op on one array and numbers, reads."""
+    if OPS[node.op].is_view:
+        return node.operands[0]
+    if OPS[node.op].kind is not Kind.ELEMENTWISE:
+        return None
+    arrays = [o for o in node.operands if not _is_number(draft[o])]
+    return arrays[0] if len(arrays) == 1 else None
+
+
+def _is_number(node: Node) -> bool:
+    """Is it a number, or one repeated?"""
+    return (node.is_constant and node.array.rank == 0) or node.attrs == BroadcastAttrs(())
+
+
+def _put_again(step: Node, value: str, draft: Draft, node: Node) -> str:
+    """An element-wise op on another value, in the place of the array that it reads."""
+    shape, operands = draft[value].shape, list[str]()
+    for operand in step.operands:
+        number = draft[operand]
+        if not _is_number(number):
+            operand = value
+        elif number.array.rank:
+            type = ArrayType(number.dtype, shape)
+            operand = draft.add(node, "broadcast", type, number.operands, number.attrs)
+        operands.append(operand)
+    type = ArrayType(step.dtype, shape)
+    return draft.add(node, step.op, type, tuple(operands), step.attrs, step.regions)
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

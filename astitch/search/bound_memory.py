@@ -41,6 +41,10 @@ from astitch.stitch_scope import Refusal, Scope, Scopes
 LARGE_BYTES = 64 << 10
 """Values from this size on keep what has them in common in one piece; smaller ones cost a kernel a load."""
 
+PEAK_SHARE = 256
+"""Nor does a value that is so many times smaller than the peak: what each particle of a sampler has, beside likelihoods
+of all points.  Only large arrays are worth a kernel of their own."""
+
 SMALL_SHARE = 8
 """A value keeps nothing together either where each of its readers makes so many times its bytes, as an identity matrix
 for a batch."""
@@ -74,7 +78,7 @@ def bound_memory(scopes: Scopes, gpu: Gpu, plain: Graph, most_bytes: float = mat
     limit = min(most_of_memory(plain), most_bytes)
     if whole <= limit:
         return scopes
-    search = _Search(scopes, gpu, steps)
+    search = _Search(scopes, gpu, steps, max(LARGE_BYTES, whole // PEAK_SHARE))
     groups = search.take_apart()
     apart = search.order(groups)[1].peak
     usual = max(limit, apart + min((MARGIN - 1) * (given + apart), MOST_MARGIN_BYTES))
@@ -100,15 +104,17 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 class _Search:
     """Which pieces of the scopes share a kernel.
 
-    pieces: by scope, a graph whose vertices are the pieces, in topological order.
+    pieces: by scope, a graph whose vertices are the pieces, in topological order.  large_bytes: see cut_scope.
     """
 
-    def __init__(self, scopes: Scopes, gpu: Gpu, steps: MemorySteps) -> None:
+    def __init__(
+        self, scopes: Scopes, gpu: Gpu, steps: MemorySteps, large_bytes: int = LARGE_BYTES
+    ) -> None:
         self.scopes, self.steps = scopes, steps
         self.by_name = {scope.name: scope for scope in scopes.scopes}
         self.pieces: dict[str, FusionGraph] = {}
         for scope in scopes.scopes:
-            fusion = cut_scope(scopes.graph, scope, gpu)
+            fusion = cut_scope(scopes.graph, scope, gpu, large_bytes=large_bytes)
             if len(fusion) > 1:
                 self.pieces[scope.name] = fusion
         self.left, self.fitted = MOST_VISITS, 1
@@ -238,10 +244,17 @@ def _refuse(parts: Scopes) -> tuple[Refusal, ...]:
     )
 
 
-def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False) -> FusionGraph:
+def cut_scope(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    *,
+    by_results: bool = False,
+    large_bytes: int = LARGE_BYTES,
+) -> FusionGraph:
     """The pieces of a scope: what has a large value in common is one, and what would else wait for each other.
 
-    by_results: what the scope reads is not counted as common.
+    by_results: what the scope reads is not counted as common.  large_bytes: the least size of a large value.
     """
     fusion = make_fusion_graph(graph, scope, gpu)
     parent = list(range(len(fusion)))
@@ -255,7 +268,7 @@ def cut_scope(graph: Graph, scope: Scope, gpu: Gpu, *, by_results: bool = False)
     for value in fusion.values:
         readers = [*each_vertex(value.readers)]
         least = min((_count_made(fusion, reader) for reader in readers), default=0)
-        is_small = value.bytes < LARGE_BYTES or SMALL_SHARE * value.bytes <= least
+        is_small = value.bytes < large_bytes or SMALL_SHARE * value.bytes <= least
         if is_small or (by_results and value.producer < 0):
             continue
         joined = [*readers, *([value.producer] if value.producer >= 0 else [])]

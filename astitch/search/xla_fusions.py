@@ -39,9 +39,9 @@ With 2 to 16 the fusions of an associative scan's gradient project 1.3 to 18 tim
 READING_FACTOR = 1.15
 """Reads that no write is paired with are faster than a copy, at most by this factor."""
 
-EFFORT = 400_000
+EFFORT = 1_000_000
 """Visits of vertices, about 2 us each, beyond which no fusions are proposed.  An optimizer's 900 ops take 18,000, the
-gradient of an associative scan of 10 levels 260,000."""
+gradient of an associative scan of 10 levels 260,000, of logarithms 430,000."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,51 @@ def test_indices_of_two_readers_at_one_index_are_both_counted() -> None:
     assert count_sines(7) <= 2**6
 
 
+def interleaved(levels: int, extent: int = 64) -> Graph:
+    """Each level puts the sum and the difference of two arrays side by side, as an inverse wavelet transform does."""
+    g = GraphBuilder()
+    value = g.parameter(f"f32[{extent},1]")
+    for level in range(levels):
+        detail = g.same("sine", g.parameter(f"f32[{extent << level},1]"))
+        for _ in range(6):
+            value = g.same("cosine", value)
+        pair = (g.same("add", value, detail), g.same("subtract", value, detail))
+        value = g.reshape(g.concatenate(pair, 1), (extent << level + 1, 1))
+    return g.build(value)
+
+
+def count_cosines(graph: Graph) -> int:
+    kernel = compile_graph(graph, preset("h100")).program.steps[0].kernel
+    return int(kernel.source.count("hlo_cos("))
+
+
+def test_branches_of_an_interleaving_are_evaluations() -> None:
+    """A warp goes through both; they would double from level to level."""
+    reason = "read at 2 indices, 51 ops would be recomputed for each"
+    assert reason in reasons(groups_of(interleaved(7))).values()
+    assert count_cosines(interleaved(4)) < 6 * (2 + 4 + 8 + 16)
+
+
+def test_a_branch_of_a_long_concatenation_is_one_evaluation() -> None:
+    """As of random bits, whose halves are two results of one computation."""
+    g = GraphBuilder()
+    value = g.parameter("f32[1024]")
+    for _ in range(60):
+        value = g.same("tanh", value)
+    halves = (g.same("sine", value), g.same("cosine", value))
+    graph = g.build(g.concatenate(halves, 0))
+    assert [*reasons(groups_of(graph)).values()] == ["output of the stitch op"]
+
+
+def test_results_of_one_size_share_an_evaluation() -> None:
+    g = GraphBuilder()
+    value = g.parameter("f32[1024]")
+    for _ in range(60):
+        value = g.same("tanh", value)
+    graph = g.build(g.same("sine", value), g.same("cosine", value))
+    assert set(reasons(groups_of(graph)).values()) == {"output of the stitch op"}
+
+
 def two_reduces(first: tuple[int, ...], second: tuple[int, ...]) -> Graph:
     g = GraphBuilder()
     x = g.same("tanh", g.parameter("f32[256,128]"))

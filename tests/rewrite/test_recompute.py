@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -124,6 +125,40 @@ def test_an_op_that_only_later_stages_need_moves_there() -> None:
     first, last = scopes.scopes
     assert set(first.members) & set(note.names) == {note.names[0]}
     assert set(last.members) >= set(note.names[1:])
+
+
+def denoise(x: jax.Array, w: jax.Array, levels: int) -> jax.Array:
+    """By wavelets of four taps: details of each level, less what comes of a product, put together again."""
+    details = []
+    for _ in range(levels):
+        taps = [jnp.roll(x, -tap, -1)[:, ::2] for tap in range(4)]
+        details.append(sum(tap * (0.4 - 0.3 * n) for n, tap in enumerate(taps)))
+        x = sum(tap * (0.3 + 0.1 * n) for n, tap in enumerate(taps))
+    least = (x @ w).max()
+    for detail in reversed(details):
+        kept = jnp.maximum(jnp.abs(detail) - least, 0)
+        shifted = jnp.roll(kept, 1, -1)
+        pair = jnp.stack([x * 0.3 + kept + shifted, x * 0.4 - kept - shifted], -1)
+        x = pair.reshape(len(x), -1)
+    return x
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+def test_chains_of_filters_are_as_dear_as_they_are_evaluated(
+    levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level reads the one before at four places, so that the first one would be evaluated 256 times."""
+
+    def count_filters() -> int:
+        """Sums of a level's taps that are computed again."""
+        again = {name for note in find_scopes(graph).recomputed for name in note.names}
+        return sum(graph[name].op == "add" for name in again)
+
+    arguments = normal(64, 1 << 14), normal((1 << 14) >> levels, 8)
+    graph = imported(functools.partial(denoise, levels=levels), *arguments)
+    counted = count_filters()
+    monkeypatch.setattr(recompute_module, "_count_efforts", lambda *_: {})
+    assert (counted < count_filters()) == (levels > 1)
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["read later", "read at once too"])

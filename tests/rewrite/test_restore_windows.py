@@ -108,6 +108,20 @@ def test_along_another_dimension_nothing_is_transposed():
     np.testing.assert_allclose(run_graph(graph, (x,))[0], np.cumsum(x, 0), rtol=1e-4, atol=1e-4)
 
 
+def test_behind_other_ops_of_its_elements_nothing_is_transposed():
+    """XLA negates a gradient's running sum in the shape of its pieces."""
+    x = RNG.standard_normal((200, 3)).astype(np.float32)
+
+    def fn(x):
+        return (-(Tree().run(x.T).reshape(3, 20, 10)) * 2).reshape(3, 200).T
+
+    graph = restore(fn, x)
+    assert find_windows(graph) == [Running(0, False)]
+    assert not any(node.op == "transpose" for node in graph)
+    want = -2 * np.cumsum(x, 0)
+    np.testing.assert_allclose(run_graph(graph, (x,))[0], want, rtol=1e-4, atol=1e-4)
+
+
 def test_one_that_is_cut_after_a_transposition():
     x = RNG.standard_normal((199, 3)).astype(np.float32)
 

@@ -322,6 +322,26 @@ def test_a_small_array_keeps_no_batches_together(shared: str) -> None:
     assert peak_of(bounded) < 0.9 * peak_of(whole)
 
 
+@pytest.mark.parametrize("likelihood", [jnp.square, jnp.exp, jnp.tanh])
+def test_what_each_particle_has_keeps_no_likelihoods_together(likelihood: Any) -> None:
+    """A step of a sampler compares the likelihoods of all points at two places, each for itself, and weighs both."""
+
+    def fn(x: jax.Array, moved: jax.Array, points: jax.Array, weights: jax.Array) -> Any:
+        def target(x: jax.Array) -> jax.Array:
+            return likelihood(x @ points.T).sum(1) * weights
+
+        return jnp.where((target(moved) > target(x))[:, None], moved, x)
+
+    particles = jax.ShapeDtypeStruct((32768, 16), jnp.float32)
+    points = jax.ShapeDtypeStruct((512, 16), jnp.float32)
+    weights = jax.ShapeDtypeStruct((32768,), jnp.float32)
+    graph, whole = find_whole(fn, particles, particles, points, weights)
+    likelihoods = 32768 * 512 * 4
+    assert weights.size * 4 >= bounding.LARGE_BYTES
+    assert peak_of(whole) > 2 * likelihoods
+    assert peak_of(bound_memory(whole, preset("h100"), graph)) < 1.1 * likelihoods
+
+
 def test_what_fits_stays_whole() -> None:
     """Element-wise work frees as much as it takes, and each statistic needs all of its operand."""
 
