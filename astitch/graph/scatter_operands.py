@@ -38,8 +38,9 @@ FLOPS_PER_BYTE = 4
 SHORT_ROW = 4
 """The longest row that is summed again for each update.  Distances in space are sums of three."""
 
-SMALL = 8
-"""A value of so many times fewer bytes than the updates is stored: to read it again costs little."""
+SHORT_SUM = 16
+"""The longest sum that XLA computes for each update if only the scatter needs it, as plain XLA does: messages of a
+graph's edges in a basis.  A kernel would store what the sum gives."""
 
 MOST_REPEATED = 64
 """Ops that are computed again for one scatter."""
@@ -114,7 +115,6 @@ class _Cone:
         self.graph, self.scatter, self.scatters, self.left = graph, scatter, scatters, left
         self.targets, self.given = split_operands(scatter)
         self.updates = max(graph[name].array.size for name in self.given[1:])
-        self.update_bytes = sum(graph[name].array.bytes for name in self.given[1:])
         self.order = graph.order
         self.lost = set(self.find_lost())
         self.places = {self.given[0]}  # and what they are computed from
@@ -141,7 +141,7 @@ class _Cone:
         while waiting:
             name = waiting.pop()
             node = self.graph[name]
-            if name in members or self.is_needed(node) or not self.is_by_update(node):
+            if name in members or self.is_needed(node) or not self.may_be_alone(node):
                 continue
             if members.issuperset({*self.graph.users[name]} - {self.scatter.name}):
                 members.add(name)
@@ -202,11 +202,16 @@ class _Cone:
         by_element = moves or joins or row.kind in (Kind.ELEMENTWISE, Kind.BROADCAST)
         return by_element and why_not_stitchable(self.graph, node) is None
 
+    def may_be_alone(self, node: Node) -> bool:
+        """May XLA compute it, if only the scatter needs it?"""
+        if self.is_by_update(node):
+            return True
+        # Of what several updates read each would compute the sum again.
+        return node.array.size >= self.updates and 1 < _row_length(self.graph, node) <= SHORT_SUM
+
     def may_repeat(self, node: Node) -> bool:
         """May XLA compute it once more, whichever kernels need it too?"""
         if self.is_needed(node) or self.is_kept(node.name):
-            return False
-        if SMALL * node.array.bytes <= self.update_bytes:
             return False
         if any(stored_value(self.graph, o) in self.lost for o in node.operands):
             return False

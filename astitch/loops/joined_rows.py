@@ -8,12 +8,15 @@ others.  With a thread for each row a formula is computed once, with the ops aro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import partial
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DimensionAttrs, Graph, Node, PadAttrs, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
+from astitch.loops.analysis import LoopRefusal
 from astitch.loops.flatten import Dimension, is_array
+from astitch.loops.handed_on import STITCHED, Found, hand_on_less
 from astitch.loops.part_products import part_small_products
 from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.loops.row_groups import (
@@ -22,6 +25,7 @@ from astitch.loops.row_groups import (
     Paths,
     RowGroup,
     cut_out,
+    find_known,
     list_given,
     list_results,
     write_loop,
@@ -41,25 +45,35 @@ GAIN = 0.97
 LOOK_UP_CYCLES = 8
 """Of an SM, for a warp whose threads read places far from each other."""
 
-STITCHED = frozenset({Kind.ELEMENTWISE, Kind.REDUCE, Kind.BROADCAST, Kind.INDEX})
-"""Kinds of ops that would be in one kernel with the group."""
-
 
 def loop_over_joined_rows(graph: Graph, planner: LoopPlanner) -> Graph:
     """The same function; the graph itself where no rows are put together, or kernels on elements are as fast."""
     if len(graph) > MOST_NODES or not any(_find_rows(graph, node) for node in graph):
         return graph
-    made, tried = part_small_products(batch_gathers(graph)), set[str]()
-    is_changed = False
-    while True:
-        looped = _loop_once(made, planner, tried)
-        if looped is None:
-            return made if is_changed else graph
-        made, is_changed = looped, True
+    plain, tried = part_small_products(batch_gathers(graph)), set[str]()
+    made, groups = plain, list[Found]()
+    while found := _find_group(made, planner, tried):
+        groups.append(found)
+        made = _write(made, [found])
+    if not groups:
+        return graph
+    if any(not plain.nodes.keys() >= group.members for group in groups):
+        return made  # a group has an op of another's loop
+    less, again = hand_on_less(plain, groups, partial(_is_no_slower, planner))
+    return made if less is plain else _write(less, again)
 
 
-def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | None:
-    """The graph with one group more, around a seed that was not tried; None where no seed has one.
+def _write(graph: Graph, groups: Iterable[Found]) -> Graph:
+    """The graph with the groups as loops."""
+    for group in groups:
+        known = find_known(graph)
+        if list_results(graph, group.members, known):
+            graph = write_loop(graph, group.members, known)[0]
+    return graph
+
+
+def _find_group(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Found | None:
+    """One group more, around a seed that was not tried; None where no seed has one.
 
     Rows of constants only are no seeds: a loop would have no results, since kernels compute them for themselves.
     """
@@ -81,7 +95,7 @@ def _loop_once(graph: Graph, planner: LoopPlanner, tried: set[str]) -> Graph | N
             extent = math.prod(graph[name].shape[d] for name, d in rows[seed])
             if _is_faster(graph, group, paths.known, extent, planner):
                 tried |= group
-                return write_loop(graph, group, paths.known)[0]
+                return Found(frozenset(group), seed, rows[seed], most)
         tried |= last
     return None
 
@@ -90,13 +104,40 @@ def _is_faster(
     graph: Graph, group: set[str], known: Collection[str], rows: int, planner: LoopPlanner
 ) -> bool:
     """Has a group a kernel that takes less time than kernels on elements?"""
-    looped, name = write_loop(cut_out(graph, group, known), group, known)
-    plan = planner.plan(looped, looped[name])
+    plan = _plan(graph, group, known, planner)
     if not isinstance(plan, LoopPlan):
         return False
     crossing = _project_crossing(graph, group, known, planner.gpu)
     gathers = _project_gathers(graph, group, known, rows, planner.gpu)
     return plan.us + crossing < GAIN * (plan.xla_us + gathers)
+
+
+def _plan(
+    graph: Graph, group: Collection[str], known: Collection[str], planner: LoopPlanner
+) -> LoopPlan | LoopRefusal:
+    looped, name = write_loop(cut_out(graph, group, known), group, known)
+    return planner.plan(looped, looped[name])
+
+
+def _is_no_slower(
+    planner: LoopPlanner,
+    graph: Graph,
+    group: Collection[str],
+    before: Graph,
+    group_before: Collection[str],
+) -> bool:
+    """Has a group that computes ops again a kernel that takes no longer than the one before, and what is stored for it
+    alone?"""
+    plan = _plan(graph, group, find_known(graph), planner)
+    other = _plan(before, group_before, find_known(before), planner)
+    if not isinstance(plan, LoopPlan) or not isinstance(other, LoopPlan):
+        return False
+    stored = _count_given(before, group_before) - _count_given(graph, group)
+    return plan.us <= other.us + stored / (planner.gpu.bandwidth_gbs * 1e3)
+
+
+def _count_given(graph: Graph, group: Collection[str]) -> int:
+    return sum(graph[name].array.bytes for name in list_given(graph, group))
 
 
 def _find_rows(graph: Graph, node: Node) -> tuple[Dimension, ...]:

@@ -28,6 +28,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import stored_value
 from astitch.loops.analysis import Loop
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.row_dimensions import NotSpelled, RowDimensions
@@ -67,7 +68,7 @@ class Paths:
             for user in graph.users[node.name]:
                 found |= self.behind[user] | self.bit[user]
             self.behind[node.name] = found
-        self.known = _find_known(graph)
+        self.known = find_known(graph)
         self.all_known = self.join(self.known)
         self.seeds = self.join(node.name for node in graph if is_seed(node))
         self.talking = [node.name for node in graph if communicates(node)]
@@ -84,7 +85,7 @@ class Paths:
         return found
 
 
-def _find_known(graph: Graph) -> frozenset[str]:
+def find_known(graph: Graph) -> frozenset[str]:
     known: set[str] = set()
     kinds = (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.SOURCE, Kind.INDEX)
     for node in graph:
@@ -161,22 +162,40 @@ class RowGroup:
         bits = self.bits | paths.bit[node.name]
         if before & behind & ~bits & ~paths.all_known or paths.holds_back(before, behind):
             return False
-        dimensions, known = self.dimensions, self._list_known(node)
+        if not self.may_join(node):
+            return False
+        self.members |= {node.name, *(n.name for n in self.list_known(node))}
+        self.before, self.behind, self.bits = before, behind, bits
+        return True
+
+    def adopt(self, members: Collection[str]) -> bool:
+        """Takes in what a group of the same seed has elsewhere; False if that is no group here."""
+        if not self.may_join(self.seed):
+            return False
+        self.members = set(members)
+        try:
+            for name in sorted(members, key=self.paths.bit.__getitem__):
+                self.dimensions.visit(self.graph[name])
+        except NotSpelled:
+            return False
+        others = self.members - self.paths.known - {self.seed.name}
+        return all(self._holds([self.graph[name]]) for name in others)
+
+    def may_join(self, node: Node) -> bool:
+        """Do the rows stay apart with an op that computes something of them?  If so their dimensions are its, too."""
+        dimensions, known = self.dimensions, self.list_known(node)
         saved = dict(dimensions.parent), set(dimensions.bound)
         try:
             for new in (*known, node):
                 dimensions.visit(new)
-            holds = self._holds([*known, node])
+            if self._holds([*known, node]):
+                return True
         except NotSpelled:
-            holds = False
-        if not holds:
-            dimensions.parent, dimensions.bound = saved
-            return False
-        self.members |= {node.name, *(n.name for n in known)}
-        self.before, self.behind, self.bits = before, behind, bits
-        return True
+            pass
+        dimensions.parent, dimensions.bound = saved
+        return False
 
-    def _list_known(self, node: Node) -> list[Node]:
+    def list_known(self, node: Node) -> list[Node]:
         """The ops of constants that an op needs, operands first."""
         needed = set[str]()
         pending = [o for o in node.operands if o in self.paths.known]
@@ -283,10 +302,10 @@ def write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> 
         return node.name
 
     starts = [add("zero", "constant", counter, attrs=_number(0, counter.dtype)), *given]
-    donated = _find_donated(graph, group)
+    overwritten = _find_overwritten(graph, group, results)
     for node in results:
-        if donated.get(node.name) in given:
-            starts.append(donated[node.name])
+        if overwritten.get(node.name) in given:
+            starts.append(overwritten[node.name])
             continue
         scalar = ArrayType(node.dtype, ())
         zero = add("zero", "constant", scalar, attrs=_number(0, node.dtype))
@@ -311,17 +330,48 @@ def write_loop(graph: Graph, group: Collection[str], known: Collection[str]) -> 
     return Graph(graph.name, ordered, graph.parameters, graph.outputs, graph.aliases), loop.name
 
 
-def _find_donated(graph: Graph, group: Collection[str]) -> dict[str, str]:
-    """By result, the donated parameter whose memory it gets, if only the group reads that.
+def _find_overwritten(
+    graph: Graph, group: Collection[str], results: Sequence[Node]
+) -> dict[str, str]:
+    """By result, the array whose memory it gets, if only the group reads that: a donated parameter, else one that
+    others computed.
 
     The loop starts with it, which says that its kernel may write where it read.
     """
     pairs = {graph.outputs[output]: graph.parameters[p] for output, p in graph.aliases}
-    return {
+    found = {
         result: parameter
         for result, parameter in pairs.items()
         if parameter not in graph.outputs and all(u in group for u in graph.users[parameter])
     }
+    free = [o for o in list_given(graph, group) if _is_free(graph, group, o)]
+    for node in results:
+        if node.name in pairs:
+            continue
+        same = next((o for o in free if graph[o].type == node.type), None)
+        if same is not None:
+            free.remove(same)
+            found[node.name] = same
+    return found
+
+
+def _is_free(graph: Graph, group: Collection[str], name: str) -> bool:
+    """Is an array computed outside of a group, for the group alone?"""
+    base = stored_value(graph, name)
+    if OPS[graph[base].op].kind is Kind.SOURCE or base in graph.embedded:
+        return False
+    pending = [base]
+    while pending:
+        view = pending.pop()
+        if view in graph.outputs:
+            return False
+        for user in graph.users[view]:
+            if user in group and view == name:
+                continue
+            if user in group or not OPS[graph[user].op].is_view:
+                return False
+            pending.append(user)
+    return True
 
 
 def _number(value: int, dtype: DType) -> ConstantAttrs:

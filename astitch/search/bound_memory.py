@@ -15,6 +15,7 @@ from dataclasses import replace
 import networkx as nx
 
 from astitch.device.gpu import Gpu
+from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import Graph
 from astitch.search.fusion_explorer import make_parts, replace_scope
 from astitch.search.patterns import (
@@ -169,9 +170,9 @@ class _Search:
         sizes = dict(self.steps.sizes)
         for step in self.steps.steps:
             if step.name in groups:
-                fusion = self.pieces[step.name]
+                fusion, scope = self.pieces[step.name], self.by_name[step.name]
                 for group in groups[step.name]:
-                    found.append(_make_step(self.scopes.graph, fusion, step.name, group, sizes))
+                    found.append(_make_step(self.scopes.graph, fusion, scope, group, sizes))
             else:
                 found.append(step)
         return replace(self.steps, steps=tuple(found), sizes=sizes)
@@ -208,7 +209,7 @@ def _join_all(fusion: FusionGraph, vertices: Sequence[int]) -> Pattern:
 
 
 def _make_step(
-    graph: Graph, fusion: FusionGraph, scope: str, group: Sequence[int], sizes: dict[str, int]
+    graph: Graph, fusion: FusionGraph, scope: Scope, group: Sequence[int], sizes: dict[str, int]
 ) -> MemoryStep:
     """The step of some pieces.  sizes: gets the bytes of what pieces hand on to others."""
     inside = to_bits(group)
@@ -225,8 +226,10 @@ def _make_step(
                 writes.append(value.buffer)
                 if not value.escapes:
                     sizes.setdefault(value.buffer, value.bytes)
-    name = _step_name(scope, *group)
     members = [member for vertex in group for member in fusion.members[vertex]]
+    # Pieces read no repeated number of each other's; an outside op waits for the kernel that stores its own.
+    writes += [m for m in members if m in scope.outputs and is_embedded(graph, m)]
+    name = _step_name(scope.name, *group)
     apart = find_apart(graph, members, reads, writes)
     return MemoryStep(name, frozenset(reads), tuple(writes), apart=apart)
 

@@ -52,6 +52,10 @@ ALL = {
         lambda x, i, t: (segment_sum(t[i] * x[:, :1], i[::-1]), (t[i] * x[:, :1] * x).sum(1)),
         (X, IDS, TABLE),
     ),
+    "sums of eight terms": (
+        lambda x, i, t: segment_sum((t[i][:, :, None] * x[:, None]).sum(1), i[::-1]),
+        (X, IDS, TABLE),
+    ),
     "places": (lambda x, i, t: segment_sum(x, (i + 3) % 40), (X, IDS, TABLE)),
     "index vectors": (
         lambda x, i, t: t.at[i, i % 8].add(x[:, 0] * 2),
@@ -83,6 +87,7 @@ NONE = {
     "read twice, and as large": lambda x, i, t: (segment_sum(y := x * 2 + t[0], i), jnp.sin(y), y),
     "read by a product too": lambda x, i, t: (segment_sum(y := t[i] / x[:, :1], i), y @ t.T),
     "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
+    "sums of many terms": lambda x, i, t: segment_sum((t[i][:, None] * t).sum(1), i),
     "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
 }
 
@@ -98,6 +103,17 @@ def test_no_kernel_writes_what_only_a_scatter_reads(name: str) -> None:
     (scatter,) = (node for node in graph if node.op == "scatter")
     stored = {name for scope in scopes for name in scope.outputs}
     assert not stored & {stored_value(graph, operand) for operand in scatter.operands[1:]}
+
+
+def test_a_small_part_of_the_updates_is_looked_up_again() -> None:
+    """The updates are in memory nowhere, so what they are computed from need not be."""
+
+    def fn(x: Any, i: Any, t: Any) -> Any:
+        rows = jnp.where(i[:, None] > 3, t[i], 0)[:, None]
+        return segment_sum(rows * x[:, :, None], i), (rows * jnp.tanh(x)[:, :, None]).sum()
+
+    found = find_fallback_operands(lower(fn, X, IDS, TABLE), ())
+    assert {"select", "gather"} <= {found.graph[name].op for name in found.products}
 
 
 @pytest.mark.parametrize("name", NONE)

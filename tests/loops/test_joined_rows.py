@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from astitch.graph.ir import DimensionAttrs, Graph, Node, OpaqueAttrs
+from astitch.loops import joined_rows
 from astitch.loops.analysis import LoopRefusal
 from astitch.loops.emit import emit_loop
 from astitch.loops.joined_rows import LEAST_THREADS, loop_over_joined_rows
@@ -213,23 +214,122 @@ def test_donated_arrays_are_written_where_they_were_read() -> None:
     before = read(descend, arguments)
     donated = dataclasses.replace(before, aliases=((0, 0), (1, 1)))
     graph = loop_over_joined_rows(donated, LoopPlanner(H100))
-    (node,) = loops_of(graph)
-    made = emit_loop(plan(graph, node), "loop_0")
-    assert len(made.in_place) == 2
-    values = evaluate(graph, arguments)
-    given = [np.array(values[node.operands[i]][0]) for i in made.operands]
-    types = made.plan.loop.types
-    results = [np.zeros(types[i].shape, types[i].dtype.numpy) for i in made.results]
-    for result, operand in made.in_place:
-        results[result] = given[operand]
-    module = compile_host(made.kernel.source, check=True)
-    kernel = made.kernel
-    arrays = [*given, *results]
-    module.launch(kernel.name, kernel.grid, kernel.block, arrays, shared_bytes=kernel.shared_bytes)
-    for state, result in zip(made.results, results, strict=True):
-        assert_close(result, values[node.name][state])
+    values = assert_in_place_computes(graph, arguments, 2)
     for name, want in zip(graph.outputs, jax.jit(descend)(*arguments), strict=True):
         assert_close(values[name][0], np.asarray(want))
+
+
+def assert_in_place_computes(
+    graph: Graph, arguments: Any, count: int
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Loops write so many results over what they read; returns the values of the graph."""
+    values = evaluate(graph, arguments)
+    loops = {node.name: emit_loop(plan(graph, node), "loop_0") for node in loops_of(graph)}
+    assert sum(len(made.in_place) for made in loops.values()) == count
+    for name, made in loops.items():
+        operands, types, kernel = graph[name].operands, made.plan.loop.types, made.kernel
+        given = [np.array(values[operands[i]][0]) for i in made.operands]
+        results = [np.zeros(types[i].shape, types[i].dtype.numpy) for i in made.results]
+        for result, operand in made.in_place:
+            results[result] = given[operand]
+        module = compile_host(kernel.source, check=True)
+        arrays, shared_bytes = [*given, *results], kernel.shared_bytes
+        module.launch(kernel.name, kernel.grid, kernel.block, arrays, shared_bytes=shared_bytes)
+        for state, result in zip(made.results, results, strict=True):
+            assert_close(result, values[name][state], 2e-3)
+    return values
+
+
+# ---- what is handed on ---------------------------------------------------------------------------------------------
+
+
+def square_normals(points: Any, corners: Any, pick: Any) -> Any:
+    """The loss of triangles' normals and areas, by which way a triangle's corners are picked."""
+    a, b, c = pick(points, corners)
+    normal = jnp.cross(b - a, c - a)
+    area = jnp.sqrt((normal * normal).sum(-1) + 1e-6)
+    sums = jnp.zeros_like(points)
+    for i in range(3):
+        sums = sums.at[corners[:, i]].add(normal / area[:, None] + 0.1 * normal)
+    length = jnp.sqrt((sums * sums).sum(-1) + 1e-6)
+    return (jnp.tanh(sums) ** 2).sum() + area.mean() + jnp.log(length).sum()
+
+
+PICKS: dict[str, Callable[[Any, Any], Any]] = {
+    "columns": lambda points, corners: [points[corners[:, i]] for i in range(3)],
+    "rows": lambda points, corners: jnp.moveaxis(points[corners], 1, 0),
+    "take": lambda points, corners: [jnp.take(points, c, axis=0) for c in corners.T],
+    "vmap": lambda points, corners: jax.vmap(lambda c: tuple(points[c]))(corners),
+}
+CORNERS = RNG.integers(0, 2000, (40_003, 3)).astype(np.int32)
+
+
+def differentiate(pick: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    loss = jax.value_and_grad(lambda points, corners: square_normals(points, corners, PICKS[pick]))
+    return loss, (normal(2000, 3), CORNERS)
+
+
+def count_given(graph: Graph) -> int:
+    """Bytes that loops read: their state beside what they write."""
+    given = 0
+    for node in loops_of(graph):
+        written = {user.attrs.index for user in map(graph.__getitem__, graph.users[node.name])}  # type: ignore[union-attr]
+        read = {o for i, o in enumerate(node.operands) if i not in written}
+        given += sum(graph[o].array.bytes for o in read)
+    return given
+
+
+def hand_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on groups compute nothing again."""
+    monkeypatch.setattr(
+        joined_rows, "hand_on_less", lambda graph, groups, is_planned: (graph, groups)
+    )
+
+
+def assert_graph_computes(graph: Graph, fn: Callable[..., Any], arguments: Any) -> None:
+    values = evaluate(graph, arguments)
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for name, want in zip(graph.outputs, wanted, strict=True):
+        assert_close(values[name][0], np.asarray(want), 2e-3)
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_a_gradient_computes_again_what_was_computed_forward(
+    pick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, arguments = differentiate(pick)
+    _, graph = make_loops(fn, arguments)
+    assert_graph_computes(graph, fn, arguments)
+    hand_on_all(monkeypatch)
+    _, before = make_loops(fn, arguments)
+    assert count_given(graph) <= 0.85 * count_given(before)
+
+
+def test_a_gradient_is_written_over_what_it_was_computed_from() -> None:
+    """Only the loop reads what was gathered for it."""
+    fn, arguments = differentiate("columns")
+    _, graph = make_loops(fn, arguments)
+    assert_in_place_computes(graph, arguments, 3)
+
+
+def test_kernels_behind_a_loop_compute_again_what_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(q: Any, places: Any) -> Any:
+        q = 2 * q + 1
+        made = rotate(q, stack_last)
+        sums = jnp.zeros((100, 4)).at[places].add(made[:, 0, :1] * made[:, 1, 1:2])
+        return made, sums[places] * q
+
+    arguments = normal(ROWS, 4), RNG.integers(0, 100, ROWS).astype(np.int32)
+
+    def count_written(graph: Graph) -> int:
+        (node,) = loops_of(graph)
+        return sum(graph[user].array.bytes for user in graph.users[node.name])
+
+    _, graph = make_loops(fn, arguments)
+    assert_graph_computes(graph, fn, arguments)
+    hand_on_all(monkeypatch)
+    _, before = make_loops(fn, arguments)
+    assert count_written(graph) == count_written(before) - 4 * 4 * ROWS
 
 
 def test_a_parameter_that_others_read_is_not_written() -> None:

@@ -283,6 +283,25 @@ def test_a_group_is_listed_behind_what_it_waits_for() -> None:
     assert runs_behind_what_it_reads(program, use.order)
 
 
+def test_a_scatter_waits_for_the_piece_that_stores_its_start() -> None:
+    """Pieces read no repeated number of each other's, so it is none of their values; the scatter reads it."""
+
+    def fn(x: jax.Array, y: jax.Array, places: jax.Array) -> Any:
+        start = jnp.full(x.shape, 7.0)
+        return start.at[places].max(jnp.sin(x)), jnp.cos(y), jnp.sort(x)
+
+    array = jax.ShapeDtypeStruct((1 << 18,), jnp.float32)
+    _, whole = find_whole(fn, array, array, jax.ShapeDtypeStruct(array.shape, jnp.int32))
+    steps = list_steps(whole)
+    search = bounding._Search(whole, preset("h100"), steps)
+    apart = search.list_divided(search.take_apart())
+    (scatter,) = (node for node in whole.graph if node.op == "scatter")
+    start = scatter.operands[0]
+    assert start in whole.graph.embedded
+    assert [start in step.writes for step in apart.steps].count(True) == 1
+    assert runs_behind_what_it_reads(apart, search.order(search.take_apart())[1].order)
+
+
 @pytest.mark.parametrize("shared", ["identity", "mask", "bias"])
 def test_a_small_array_keeps_no_batches_together(shared: str) -> None:
     """Shampoo's roots of two batches of matrices: one batch is divided only when the products of the other are done."""
