@@ -20,7 +20,7 @@ from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import is_running
-from astitch.search.patterns import FusionGraph, each_vertex, repeated_ops
+from astitch.search.patterns import FusionGraph, Value, each_vertex, repeated_ops
 from astitch.stitch_scope import Scope
 
 MOST_OPERANDS = 96
@@ -79,12 +79,34 @@ class Proposal:
     least_us: float
 
 
-def propose_fusions(graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu) -> Proposal | None:
+def propose_each(
+    graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu, stored: Set[str]
+) -> tuple[Proposal, ...]:
+    """The fusions that XLA would make, and those that end at what one kernel would store; of each, if there are
+    several.
+
+    fusion: make_fusion_graph of the scope.  stored: the ops whose values that kernel keeps in global memory.
+    """
+    found: dict[tuple[int, ...], Proposal] = {}
+    for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
+        proposal = propose_fusions(graph, scope, fusion, gpu, ends)
+        if proposal and len(proposal.fusions) > 1:
+            found.setdefault(proposal.fusions, proposal)
+    return tuple(found.values())
+
+
+def propose_fusions(
+    graph: Graph,
+    scope: Scope,
+    fusion: FusionGraph,
+    gpu: Gpu,
+    stored: Set[str] = frozenset(),
+) -> Proposal | None:
     """The fusions that XLA would make; None where it would take too long to find them.
 
-    fusion: make_fusion_graph of the scope.
+    fusion: make_fusion_graph of the scope.  stored: ops that no reader computes again.
     """
-    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu)
+    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored)
     try:
         search.give_to_readers()
         search.join_neighbours()
@@ -182,16 +204,30 @@ def _list_read(graph: Graph, node: Node, repeated: Set[str]) -> Iterator[_Reache
                 yield reached
 
 
+def _place(value: Value) -> float:
+    """When a value is computed; what a scope reads comes right before its first reader."""
+    first = next(each_vertex(value.readers), 0)
+    return value.producer if value.producer >= 0 else first - 0.5
+
+
 class _Fusing:
     """The search.  A fusion has a number; its vertices and its results are bit sets."""
 
-    def __init__(self, fusion: FusionGraph, vertices: tuple[_Vertex, ...], gpu: Gpu) -> None:
+    def __init__(
+        self,
+        fusion: FusionGraph,
+        vertices: tuple[_Vertex, ...],
+        gpu: Gpu,
+        stored: Set[str] = frozenset(),
+    ) -> None:
         self.fusion, self.vertices, self.gpu = fusion, vertices, gpu
         self.inside = {v: 1 << v for v in range(len(vertices))}
         self.results = dict(self.inside)
         self.escaping = {
             v for v, made in enumerate(fusion.makes) if any(fusion.values[n].escapes for n in made)
         }
+        self.stored = {v for v, m in enumerate(fusion.members) if not stored.isdisjoint(m)}
+        self.escaping |= self.stored
         self.reads: dict[int, set[int]] = {
             v: {e.producer for e in vertex.edges if e.producer >= 0}
             for v, vertex in enumerate(vertices)
@@ -349,8 +385,12 @@ class _Fusing:
         return {vertex.along for vertex in inside if vertex.ends}
 
     def join_neighbours(self) -> None:
-        """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other."""
-        for value in self.fusion.values:
+        """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other.
+
+        As in XLA, values that are computed late come first: an updated cache joins the reduction that reads it.
+        Else it would join the update of another cache, and the reduction would read it from memory.
+        """
+        for value in sorted(self.fusion.values, key=_place, reverse=True):
             by_shape: dict[tuple[int, ...], list[int]] = {}
             made = value.producer if value.producer in self.inside else None
             readers = [f for f in self.inside if self.reads_value(f, value.producer, value.readers)]
@@ -374,6 +414,8 @@ class _Fusing:
             return  # reductions over different dimensions
         if b in self.reads[a] or (a in self.reads[b] and self.ends(a)):
             return  # a reduction's result is not known in its own fusion
+        if self.reads_stored(a, b) or self.reads_stored(b, a):
+            return
         inside = self.inside[a] | self.inside[b]
         results = self.results[a] | self.results[b]
         if self.now_us(a) + self.now_us(b) <= self.time_us(inside, results):
@@ -389,6 +431,14 @@ class _Fusing:
             self.reads[reader].add(a)
         for each in (self.inside, self.results, self.reads, self.readers):
             del each[b]
+
+    def reads_stored(self, reader: int, f: int) -> bool:
+        """Does one fusion read at other places what another stores, so that one for both would compute it again?"""
+        edges = (e for v in each_vertex(self.inside[reader]) for e in self.vertices[v].edges)
+        return any(
+            e.moved and e.producer in self.stored and self.inside[f] >> e.producer & 1
+            for e in edges
+        )
 
     def ends(self, f: int) -> bool:
         return any(self.vertices[v].ends for v in each_vertex(self.inside[f]))
