@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import astitch
+from astitch.device.gpu import preset
+from benchmarks.modern_ahead import compile_ahead, read_side
+from benchmarks.modern_programs.program import Program
 from tests.ahead_of_time import GPU, devices, needs_hook
 
 pytestmark = needs_hook
@@ -112,3 +115,12 @@ def test_no_cache_is_copied(make: Callable[[Put], Callable[..., Any]], put: Put)
     assert "__gpu$xla.gpu.ptx" in ours.as_text()
     planned = [c.memory_analysis().temp_size_in_bytes for c in (plain, ours)]
     assert planned[1] <= 1.02 * planned[0]
+
+
+def test_the_benchmark_counts_copies() -> None:
+    """A reversed array cannot be written where it was."""
+    size = 1 << 22
+    program = Program(lambda x: (x[::-1] * 2,), lambda: (jnp.zeros(size),), carried=1)
+    side = read_side(compile_ahead(program), None, 1.0)
+    assert side.copies == 1
+    assert side.copied_ms > 8e-6 * size / preset(GPU).bandwidth_gbs
