@@ -82,37 +82,49 @@ class Proposal:
 def propose_each(
     graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu, stored: Set[str]
 ) -> tuple[Proposal, ...]:
-    """The fusions that XLA would make, and those that end at what one kernel would store; of each, if there are
-    several.
+    """The fusions that XLA would make, the same joined in another order, and those that end at what one kernel would
+    store; of each, if there are several.
 
     fusion: make_fusion_graph of the scope.  stored: the ops whose values that kernel keeps in global memory.
     """
     found: dict[tuple[int, ...], Proposal] = {}
     for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
-        proposal = propose_fusions(graph, scope, fusion, gpu, ends)
-        if proposal and len(proposal.fusions) > 1:
-            found.setdefault(proposal.fusions, proposal)
+        for proposal in _propose(graph, scope, fusion, gpu, ends):
+            if len(proposal.fusions) > 1:
+                found.setdefault(proposal.fusions, proposal)
     return tuple(found.values())
 
 
-def propose_fusions(
+def propose_fusions(graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu) -> Proposal | None:
+    """The fusions that XLA would make; None where it would take too long to find them.
+
+    fusion: make_fusion_graph of the scope.
+    """
+    return next(_propose(graph, scope, fusion, gpu), None)
+
+
+def _propose(
     graph: Graph,
     scope: Scope,
     fusion: FusionGraph,
     gpu: Gpu,
     stored: Set[str] = frozenset(),
-) -> Proposal | None:
-    """The fusions that XLA would make; None where it would take too long to find them.
+) -> Iterator[Proposal]:
+    """The fusions joined as XLA does, from the last value to the first; then in the order in which values are read.
 
-    fusion: make_fusion_graph of the scope.  stored: ops that no reader computes again.
+    XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  stored: ops that
+    no reader computes again.
     """
     search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored)
     try:
         search.give_to_readers()
-        search.join_neighbours()
+        given = search.copy_state()
+        for values in (sorted(fusion.values, key=_place, reverse=True), fusion.values):
+            search.restore_state(given)
+            search.join_neighbours(values)
+            yield Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
     except _TooLong:
-        return None
-    return Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
+        return
 
 
 class _TooLong(Exception):
@@ -208,6 +220,16 @@ def _place(value: Value) -> float:
     """When a value is computed; what a scope reads comes right before its first reader."""
     first = next(each_vertex(value.readers), 0)
     return value.producer if value.producer >= 0 else first - 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The fusions of a search at some time; see _Fusing."""
+
+    inside: dict[int, int]
+    results: dict[int, int]
+    reads: dict[int, set[int]]
+    readers: dict[int, set[int]]
 
 
 class _Fusing:
@@ -384,13 +406,23 @@ class _Fusing:
         inside = [self.vertices[v] for v in each_vertex(self.inside[f])]
         return {vertex.along for vertex in inside if vertex.ends}
 
-    def join_neighbours(self) -> None:
+    def copy_state(self) -> _State:
+        reads = {f: {*others} for f, others in self.reads.items()}
+        readers = {f: {*others} for f, others in self.readers.items()}
+        return _State(dict(self.inside), dict(self.results), reads, readers)
+
+    def restore_state(self, state: _State) -> None:
+        self.inside, self.results = dict(state.inside), dict(state.results)
+        self.reads = {f: {*others} for f, others in state.reads.items()}
+        self.readers = {f: {*others} for f, others in state.readers.items()}
+
+    def join_neighbours(self, values: Iterable[Value]) -> None:
         """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other.
 
-        As in XLA, values that are computed late come first: an updated cache joins the reduction that reads it.
-        Else it would join the update of another cache, and the reduction would read it from memory.
+        In XLA, values that are computed late come first: an updated cache joins the reduction that reads it.  Else it
+        would join the update of another cache, and the reduction would read it from memory.
         """
-        for value in sorted(self.fusion.values, key=_place, reverse=True):
+        for value in values:
             by_shape: dict[tuple[int, ...], list[int]] = {}
             made = value.producer if value.producer in self.inside else None
             readers = [f for f in self.inside if self.reads_value(f, value.producer, value.readers)]
