@@ -80,7 +80,14 @@ from astitch.search.follow_directives import (
 )
 from astitch.search.keep_within import keep_within
 from astitch.search.peak_memory import list_steps, schedule
-from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
+from astitch.search.plan_scopes import (
+    CountCopied,
+    OnKernel,
+    Render,
+    check_plans,
+    plan_scopes,
+    tune_planned,
+)
 from astitch.search.split_scopes import PlannedScopes
 from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.search.travelling_plans import take_imported
@@ -122,6 +129,7 @@ class Target:
     loops: plans the loops that can be one kernel; None: there are none.
     row_groups: plans what is computed of rows of few numbers, as small matrices, as such loops; None: nothing is.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
+    copied: the bytes that the engine copies for a plan's kernel, as it cannot write where it reads.
     on_kernel: is given those.  directives: what the owner of the program decides.
     after: by the name of a pass, a callback that gets what the pass hands on.
     """
@@ -134,6 +142,7 @@ class Target:
     loops: LoopPlanner | None = None
     row_groups: LoopPlanner | None = None
     render: Render | None = None
+    copied: CountCopied = lambda plan: 0
     on_kernel: OnKernel = lambda plan, compiled: None
     directives: Directives = field(default_factory=read_directives)
     after: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
@@ -395,6 +404,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         scopes,
         job.gpu,
         render=job.target.render,
+        copied=job.target.copied,
         finalizes=not job.tune,  # where plans are measured next, none is final
         on_kernel=job.target.on_kernel,
         faults=job.faults,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from astitch.device.gpu import preset
-from astitch.profiling.report import MEMORY, PRODUCT
+from astitch.profiling.report import COPY, MEMORY, PRODUCT
 from benchmarks.modern_programs import make_program
 from benchmarks.modern_programs.program import Program
 from benchmarks.modern_projection import describe_launches
@@ -34,6 +34,8 @@ class AheadSide:
     memory, products: launches.  ours: those of memory that are kernels of astitch's.  light_ms: the memory-intensive
     kernels at the speed of light.  projected_ms: the same by astitch's latency model, XLA's fusions too.  all_light_ms:
     all kernels at the speed of light, products too: what one side computes in a product's kernel is in both sums.
+    copies, copied_ms: XLA's copies of arrays, also of donated ones in front of a kernel: launches, at the speed of
+    light.
     planned_mb: arguments, results and temporaries, what is donated once.  compile_s: tracing and compiling.
     """
 
@@ -46,6 +48,8 @@ class AheadSide:
     planned_mb: float
     temporary_mb: float
     compile_s: float
+    copies: float = 0.0
+    copied_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,8 @@ def read_side(compiled: Any, compilation: Any, seconds: float) -> AheadSide:
         planned_mb=(planned - stats.alias_size_in_bytes) / 1e6,
         temporary_mb=stats.temp_size_in_bytes / 1e6,
         compile_s=seconds,
+        copies=sum(k.launches for k in kernels if k.kind == COPY),
+        copied_ms=sum(k.bound_us or 0.0 for k in kernels if k.kind == COPY) / 1e3,
     )
 
 

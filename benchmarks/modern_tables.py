@@ -34,6 +34,7 @@ def list_misses(title: str, ratios: Mapping[str, float]) -> list[str]:
 COLUMNS = {
     "light ms": ("light_ms", 2),
     "projected ms": ("projected_ms", 2),
+    "copies ms": ("copied_ms", 3),
     "all light ms": ("all_light_ms", 2),
     "planned MB": ("planned_mb", 0),
 }
@@ -46,9 +47,9 @@ AHEAD_HEADER = (
 )
 AHEAD_LEGEND = """\
 XLA / astitch of one call: launches of memory-intensive kernels, those of them that are astitch's, launches of products
-and convolutions | memory-intensive kernels at the speed of light | as projected | all kernels at the speed of light |
-memory as planned: arguments, results and temporaries | s to compile.  /: XLA's over astitch's; above 1 astitch needs
-less."""
+and convolutions | memory-intensive kernels at the speed of light | as projected | copies of arrays at the speed of
+light, which are in neither | all kernels at the speed of light | memory as planned: arguments, results and temporaries
+| s to compile.  /: XLA's over astitch's; above 1 astitch needs less."""
 
 
 def format_ahead(row: AheadRow) -> str:

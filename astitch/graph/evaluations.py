@@ -19,8 +19,8 @@ MANY_INDICES = 8
 counts: the text has all of them, and would double from level to level."""
 
 LONG_RUN = 128
-"""Elements side by side that come from one operand of a concatenation, from which on a warp's threads take one of its
-branches: 32 threads of four elements each.  In shorter runs a warp goes through all branches."""
+"""Elements side by side that come from one operand of a concatenation, in the mean, from which on a warp's threads take
+one of its branches: 32 threads of four elements each.  In shorter runs a warp goes through all branches."""
 
 
 class Evaluations:
@@ -68,7 +68,7 @@ class Evaluations:
             edges = [i for i, o in enumerate(node.operands) if o == name]
             other += len(edges) * self._counts[user]
             text.update(self._number(at, user, i) for at in self._text[user] for i in edges)
-            ways = edges if shortest_run(self._graph, node) < LONG_RUN else [-1]
+            ways = edges if _measure_run(self._graph, node) < LONG_RUN else [-1]
             executed.update(self._number(at, user, i) for at in self._executed[user] for i in ways)
         if not text:
             self.begin(name)
@@ -92,13 +92,14 @@ class Evaluations:
 
 
 def _interleaves(graph: Graph, node: Node) -> bool:
-    return 0 < shortest_run(graph, node) < LONG_RUN
+    return 0 < _measure_run(graph, node) < LONG_RUN
 
 
-def shortest_run(graph: Graph, node: Node) -> int:
-    """Elements side by side of a concatenation that come from one operand, at least; of other ops 0."""
+def _measure_run(graph: Graph, node: Node) -> int:
+    """Elements side by side of a concatenation that come from one operand, in the mean; of other ops 0.
+
+    Of a rotation that is half a row, although one piece may have a single element: few warps see where it begins.
+    """
     if not OPS[node.op].chooses or not isinstance(node.attrs, DimensionAttrs):
         return 0
-    along = node.attrs.dimension
-    inner = math.prod(array_of(node).shape[along + 1 :])
-    return min(array_of(graph[o]).shape[along] for o in node.operands) * inner
+    return math.prod(array_of(node).shape[node.attrs.dimension :]) // len(node.operands)

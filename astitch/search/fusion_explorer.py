@@ -8,7 +8,7 @@ it picked becomes the vertices of the next round.  The last partitions are ranke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
@@ -28,7 +28,7 @@ from astitch.search.patterns import (
     repeated_ops,
     to_bits,
 )
-from astitch.search.xla_fusions import Proposal, propose_fusions
+from astitch.search.xla_fusions import Proposal, propose_each
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
 
 TOP = 3
@@ -361,8 +361,12 @@ def choose_cover(
     *,
     latency: Latency | None = None,
     width: int = WIDTH,
+    stored: Set[str] = frozenset(),
 ) -> Cover:
-    """The ops of the stitch ops of explore_scope.  With a latency XLA's fusions are a start, too."""
+    """The ops of the stitch ops of explore_scope.  With a latency XLA's fusions are a start, too.
+
+    stored: see propose_each.
+    """
     fusion = make_fusion_graph(graph, scope, gpu)
     if len(fusion) < 2:
         return fusion.members
@@ -371,11 +375,11 @@ def choose_cover(
     if latency is None:
         return covers[0]
     best_us, best = _fastest(graph, scope, covers, latency)
-    if proposal := propose_fusions(graph, scope, fusion, gpu):
-        others = cover_as_xla(graph, scope, gpu, penalty, fusion, proposal)
+    if proposals := propose_each(graph, scope, fusion, gpu, stored):
+        others = _cover_as_each(graph, scope, gpu, (penalty,), fusion, proposals)
         other_us, other = _fastest(graph, scope, others, latency)
         if other_us < best_us * XLA_MARGIN:
-            return join_neighbours(graph, scope, gpu, other, other_us, latency)
+            return join_neighbours(graph, scope, gpu, other, other_us, latency)[1]
     return best
 
 
@@ -383,21 +387,30 @@ def choose_xla_cover(
     graph: Graph,
     scope: Scope,
     gpu: Gpu,
-    penalty: Penalty,
+    penalties: Sequence[Penalty],
     latency: Latency,
-    proposal: Proposal,
+    proposals: Sequence[Proposal],
 ) -> Cover:
-    """The same from XLA's fusions alone."""
+    """The same from XLA's fusions alone, joined under each of the penalties.
+
+    Neighbours are joined from several starts: of each proposal from its fastest cover, and from the fastest under the
+    first penalty.  What is faster at first may end slower.
+    """
     fusion = make_fusion_graph(graph, scope, gpu)
-    covers = cover_as_xla(graph, scope, gpu, penalty, fusion, proposal)
-    us, cover = _fastest(graph, scope, covers, latency)
-    return join_neighbours(graph, scope, gpu, cover, us, latency)
+    starts: dict[tuple[tuple[str, ...], ...], tuple[float, Cover]] = {}
+    for proposal in proposals:
+        for some in (penalties[:1], penalties):
+            covers = cover_as_xla(graph, scope, gpu, some, fusion, proposal)
+            us, cover = _fastest(graph, scope, covers, latency)
+            starts.setdefault(tuple(map(tuple, cover)), (us, cover))
+    joined = [join_neighbours(graph, scope, gpu, c, us, latency) for us, c in starts.values()]
+    return min(joined, key=lambda found: found[0])[1]
 
 
 def join_neighbours(
     graph: Graph, scope: Scope, gpu: Gpu, cover: Cover, us: float, latency: Latency
-) -> Cover:
-    """The cover, of which parts that read each other are joined as long as that projects faster.
+) -> tuple[float, Cover]:
+    """The time and the cover, of which parts that read each other are joined as long as that projects faster.
 
     us: its time.  A search by estimated gains joins what fits; this one sees that a statistic of a row stays in its
     block, and where a part more would not.
@@ -414,7 +427,7 @@ def join_neighbours(
         if fastest >= us:
             break
         us, cover = fastest, joined[times.index(fastest)]
-    return cover
+    return us, cover
 
 
 def _join_each(fusion: FusionGraph) -> Iterator[FusionGraph]:
@@ -449,16 +462,29 @@ def _fastest(
     return best_us, covers[times.index(best_us)] if covers else [scope.members]
 
 
+def _cover_as_each(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    penalties: Sequence[Penalty],
+    fusion: FusionGraph,
+    proposals: Sequence[Proposal],
+) -> list[Cover]:
+    """cover_as_xla of all proposals."""
+    found = (cover_as_xla(graph, scope, gpu, penalties, fusion, each) for each in proposals)
+    return [cover for covers in found for cover in covers]
+
+
 def cover_as_xla(
     graph: Graph,
     scope: Scope,
     gpu: Gpu,
-    penalty: Penalty,
+    penalties: Sequence[Penalty],
     fusion: FusionGraph,
     proposal: Proposal,
 ) -> list[Cover]:
-    """The fusions that XLA would make, and what may be joined of them; nothing where it would make one, or where they
-    would wait for each other as vertices.
+    """The fusions that XLA would make, and what may be joined of them under each penalty; nothing where it would make
+    one, or where they would wait for each other as vertices.
 
     fusion: make_fusion_graph of the scope.
     """
@@ -471,10 +497,11 @@ def cover_as_xla(
         start = Partition(0.0, graph_of_parts(parts, scope, gpu)[0])
     except CircularPatterns:
         return []  # XLA reads through a reshape of an input; here the part that has it gives it to the others
-    joined, _ = _join_in_rounds(start, gpu, penalty, XLA_WIDTH)
-    for partition in joined:
-        if 1 < len(partition.fusion) < len(start.fusion):
-            covers.append(_members_of(partition.fusion, scope, origins))
+    for penalty in penalties:
+        joined, _ = _join_in_rounds(start, gpu, penalty, XLA_WIDTH)
+        for partition in joined:
+            if 1 < len(partition.fusion) < len(start.fusion):
+                covers.append(_members_of(partition.fusion, scope, origins))
     return covers
 
 

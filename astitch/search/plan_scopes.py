@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from astitch.cost.projected_latency import project
+from astitch.cost.projected_latency import Projection, project
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.faults import FaultLog
@@ -30,6 +30,9 @@ LEAST_THREADS = 4
 
 Render = Callable[[Plan], str]
 """The CUDA source an engine submits to NVRTC for a plan."""
+
+CountCopied = Callable[[Plan], int]
+"""The bytes that an engine copies in front of a plan's kernel; see Target.copied."""
 
 OnKernel = Callable[[Plan, CompiledKernel], object]
 """Callback(plan, compiled); may run on a worker thread."""
@@ -61,6 +64,7 @@ def plan_scopes(
     gpu: Gpu,
     *,
     render: Render | None = None,
+    copied: CountCopied = lambda plan: 0,
     finalizes: bool = True,
     on_kernel: OnKernel = lambda plan, compiled: None,
     faults: FaultLog | None = None,
@@ -73,6 +77,7 @@ def plan_scopes(
 
     render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
     kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
+    copied: these copies are part of a kernel's time, so that parts which spare them are faster.
     faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided, in_loop: see
     split_scopes.
     """
@@ -94,13 +99,18 @@ def plan_scopes(
             if threads >= LEAST_THREADS:
                 pool.start(object(), partial(observe, plan))
 
+        def project_with_copies(plan: Plan, resources: Resources | None) -> Projection:
+            kernel = project(plan.kernel, gpu, resources, plan.work)
+            copies_us = time_copies(copied(plan), gpu)
+            return replace(kernel, time_us=kernel.time_us + copies_us) if copies_us else kernel
+
         planner = Planner(gpu, observe, compile_early, faults)
         return split_scopes(
             scopes,
             gpu,
             plan=planner.plan,
             draft=planner.draft,
-            project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
+            project=project_with_copies,
             observe=observe,
             finalize=pool.ask(finalize) if render and finalizes else None,
             pool=pool,
@@ -110,6 +120,13 @@ def plan_scopes(
             whole=whole,
             divided=divided,
         )
+
+
+def time_copies(copied_bytes: int, gpu: Gpu) -> float:
+    """The us that a copy of so many bytes takes."""
+    if not copied_bytes:
+        return 0.0
+    return 2 * copied_bytes / gpu.bandwidth_gbs / 1e3 + gpu.launch_us
 
 
 def tune_planned(planned: PlannedScopes, gpu: Gpu) -> PlannedScopes:

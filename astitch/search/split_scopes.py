@@ -37,7 +37,7 @@ from astitch.search.fusion_explorer import (
 from astitch.search.patterns import estimate_statements, make_fusion_graph
 from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
 from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
-from astitch.search.xla_fusions import Proposal, propose_fusions
+from astitch.search.xla_fusions import Proposal, propose_each
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
@@ -96,6 +96,10 @@ LEAST_SAVED = 2 << 20
 
 MOST_SAVED = 4
 """Kernels of a program that are looked at for their scratch."""
+
+SAVING_STATEMENTS = (MAX_STATEMENTS, 600, 300, 150)
+"""Statements of the parts that such a split tries.  Without the shorter ones the fusions are joined to nearly the whole
+again, which does not fit, or not at all: four steps of a lattice took 1,039 us in 53 kernels, and 823 in six."""
 
 ROUNDS = 3
 """How often a part may be split again."""
@@ -195,6 +199,14 @@ def work_of(plan: Plan) -> Work:
     return measure_work(plan.arrangement.graph, plan.scope.members)
 
 
+def list_stored(plan: Plan | None) -> frozenset[str]:
+    """The ops whose values the plan's kernel keeps in global memory for itself."""
+    if plan is None:
+        return frozenset()
+    placed = plan.arrangement.placements.values()
+    return frozenset(place.root.name for place in placed if place.stored) - {*plan.scope.outputs}
+
+
 def occupancy(plan: Plan, gpu: Gpu, projection: Projection) -> float:
     """Share of an SM's threads that can be resident."""
     return projection.blocks_per_sm * plan.kernel.block / gpu.max_threads_per_sm
@@ -284,7 +296,7 @@ class _Splitter:
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
         self.best: dict[Structure, _Best] = {}
-        self.proposals: dict[Structure, Proposal | None] = {}
+        self.proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = {}
         self.reasons: dict[Structure, Reason | None] = {}
         self.unplanned: dict[Structure, _Best] = {}
 
@@ -349,7 +361,8 @@ class _Splitter:
         bound_us = self.find_bound_us(Symptom.XLA, projection.time_us)
         if bound_us <= work_of(plan).bound_us(self.gpu):
             return None  # several kernels move no less
-        proposal = self.find_proposal(plan.arrangement.graph, plan.scope, structure)
+        proposals = self.find_proposals(plan.arrangement.graph, plan.scope, structure, plan)
+        proposal = min(proposals, key=lambda p: p.least_us, default=None)
         if proposal is None or proposal.least_us >= bound_us:
             return None
         detail = (
@@ -369,13 +382,17 @@ class _Splitter:
                 return min(whole_us * XLA_WORTH, whole_us - self.gain_us)
         return whole_us * WORTH
 
-    def find_proposal(self, graph: Graph, scope: Scope, structure: Structure) -> Proposal | None:
-        """What XLA would make of a scope; None where that is one fusion, or would take long to find."""
-        if structure not in self.proposals:
+    def find_proposals(
+        self, graph: Graph, scope: Scope, structure: Structure, whole: Plan | None = None
+    ) -> tuple[Proposal, ...]:
+        """What XLA would make of a scope, also where it ended at what the plan `whole` stores; none that would take
+        long to find, or are one fusion."""
+        key = structure, whole is not None
+        if key not in self.proposals:
             fusion = make_fusion_graph(graph, scope, self.gpu)
-            found = propose_fusions(graph, scope, fusion, self.gpu) if len(fusion) > 1 else None
-            self.proposals[structure] = found if found and len(found.fusions) > 1 else None
-        return self.proposals[structure]
+            stored = list_stored(whole)
+            self.proposals[key] = propose_each(graph, scope, fusion, self.gpu, stored)
+        return self.proposals[key]
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
         if structure not in self.judged:
@@ -566,11 +583,13 @@ class _Splitter:
             drafted_us.append(self.rate_draft(parts, min(drafted_us)))
             return drafted_us[-1]
 
-        proposal = self.find_proposal(graph, scope, structure) if as_xla else None
+        proposals = self.find_proposals(graph, scope, structure, whole) if as_xla else ()
         cover = (
-            choose_xla_cover(graph, scope, self.gpu, penalty, rate, proposal)
-            if proposal
-            else choose_cover(graph, scope, self.gpu, penalty, latency=rate)
+            choose_xla_cover(graph, scope, self.gpu, (penalty,), rate, proposals)
+            if proposals
+            else choose_cover(
+                graph, scope, self.gpu, penalty, latency=rate, stored=list_stored(whole)
+            )
         )
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = self.rate_draft(parts, most_us)
@@ -606,21 +625,26 @@ class _Splitter:
             )
 
     def find_heaviest(self, tried: Collection[str]) -> tuple[MemoryUse, Plan | None]:
-        """The program's use of memory, and the plan of the most scratch that is used while too much is alive."""
+        """The program's use of memory, and the plan with scratch while most is alive; of those the most scratch.
+
+        Only what is alive at the peak can lower it."""
         program = list_steps(self.scopes, self.list_scratch(), self.regions)
         use = schedule(program)
         plans = {plan.scope.name: plan for plan in self.plans}
         full = [
-            program.steps[n]
+            (alive, program.steps[n])
             for n, alive in zip(use.order, use.alive, strict=True)
             if alive > self.most_bytes
         ]
         heavy = [
-            s for s in full if s.scratch >= LEAST_SAVED and s.name in plans and s.name not in tried
+            (alive, step)
+            for alive, step in full
+            if step.scratch >= LEAST_SAVED and step.name in plans and step.name not in tried
         ]
         if not heavy:
             return use, None
-        return use, plans[max(heavy, key=lambda step: step.scratch).name]
+        _, first = max(heavy, key=lambda found: (found[0], found[1].scratch))
+        return use, plans[first.name]
 
     def save_scratch(self, whole: Plan, peak: int) -> None:
         """Replaces a plan by those of XLA's fusions, if they fit and take about as long.
@@ -629,7 +653,7 @@ class _Splitter:
         """
         graph, scope, most_bytes = self.scopes.graph, whole.scope, self.most_bytes
         fits = max(most_bytes, peak - whole.kernel.scratch_bytes / 4)
-        proposal = self.find_proposal(graph, scope, structure_of(graph, scope))
+        proposals = self.find_proposals(graph, scope, structure_of(graph, scope), whole)
         whole_us = self.judge(whole).time_us
         meets = whole.kernel.global_barriers >= MANY_BARRIERS
         bound_us = near_us = whole_us * (MEETING_WORTH if meets else MEMORY_WORTH)
@@ -645,8 +669,9 @@ class _Splitter:
 
         penalty = estimate_penalty(self.gpu)
         cover: Cover = [scope.members]
-        if proposal is not None:
-            cover = choose_xla_cover(graph, scope, self.gpu, penalty, rate, proposal)
+        if proposals:
+            lengths = [estimate_penalty(self.gpu, max_statements=n) for n in SAVING_STATEMENTS]
+            cover = choose_xla_cover(graph, scope, self.gpu, lengths, rate, proposals)
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = rate(parts)
         if math.isinf(parts_us):
@@ -718,11 +743,12 @@ class _Splitter:
     def find_peak_of_fusions(self, scope: Scope) -> int:
         """The most bytes alive where XLA's fusions compute a scope; 0 where it is not known what they are."""
         graph = self.scopes.graph
-        proposal = self.find_proposal(graph, scope, structure_of(graph, scope))
-        if proposal is None:
+        proposals = self.find_proposals(graph, scope, structure_of(graph, scope))
+        if not proposals:
             return 0
         fusion = make_fusion_graph(graph, scope, self.gpu)
-        covers = cover_as_xla(graph, scope, self.gpu, estimate_penalty(self.gpu), fusion, proposal)
+        penalties = (estimate_penalty(self.gpu),)
+        covers = cover_as_xla(graph, scope, self.gpu, penalties, fusion, proposals[0])
         return self.find_peak(scope, make_parts(graph, scope, covers[0])) if covers else 0
 
     def take(

@@ -20,7 +20,7 @@ from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import is_running
-from astitch.search.patterns import FusionGraph, each_vertex, repeated_ops
+from astitch.search.patterns import FusionGraph, Value, each_vertex, repeated_ops
 from astitch.stitch_scope import Scope
 
 MOST_OPERANDS = 96
@@ -79,18 +79,52 @@ class Proposal:
     least_us: float
 
 
+def propose_each(
+    graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu, stored: Set[str]
+) -> tuple[Proposal, ...]:
+    """The fusions that XLA would make, the same joined in another order, and those that end at what one kernel would
+    store; of each, if there are several.
+
+    fusion: make_fusion_graph of the scope.  stored: the ops whose values that kernel keeps in global memory.
+    """
+    found: dict[tuple[int, ...], Proposal] = {}
+    for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
+        for proposal in _propose(graph, scope, fusion, gpu, ends):
+            if len(proposal.fusions) > 1:
+                found.setdefault(proposal.fusions, proposal)
+    return tuple(found.values())
+
+
 def propose_fusions(graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu) -> Proposal | None:
     """The fusions that XLA would make; None where it would take too long to find them.
 
     fusion: make_fusion_graph of the scope.
     """
-    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu)
+    return next(_propose(graph, scope, fusion, gpu), None)
+
+
+def _propose(
+    graph: Graph,
+    scope: Scope,
+    fusion: FusionGraph,
+    gpu: Gpu,
+    stored: Set[str] = frozenset(),
+) -> Iterator[Proposal]:
+    """The fusions joined as XLA does, from the last value to the first; then in the order in which values are read.
+
+    XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  stored: ops that
+    no reader computes again.
+    """
+    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored)
     try:
         search.give_to_readers()
-        search.join_neighbours()
+        given = search.copy_state()
+        for values in (sorted(fusion.values, key=_place, reverse=True), fusion.values):
+            search.restore_state(given)
+            search.join_neighbours(values)
+            yield Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
     except _TooLong:
-        return None
-    return Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
+        return
 
 
 class _TooLong(Exception):
@@ -182,16 +216,40 @@ def _list_read(graph: Graph, node: Node, repeated: Set[str]) -> Iterator[_Reache
                 yield reached
 
 
+def _place(value: Value) -> float:
+    """When a value is computed; what a scope reads comes right before its first reader."""
+    first = next(each_vertex(value.readers), 0)
+    return value.producer if value.producer >= 0 else first - 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The fusions of a search at some time; see _Fusing."""
+
+    inside: dict[int, int]
+    results: dict[int, int]
+    reads: dict[int, set[int]]
+    readers: dict[int, set[int]]
+
+
 class _Fusing:
     """The search.  A fusion has a number; its vertices and its results are bit sets."""
 
-    def __init__(self, fusion: FusionGraph, vertices: tuple[_Vertex, ...], gpu: Gpu) -> None:
+    def __init__(
+        self,
+        fusion: FusionGraph,
+        vertices: tuple[_Vertex, ...],
+        gpu: Gpu,
+        stored: Set[str] = frozenset(),
+    ) -> None:
         self.fusion, self.vertices, self.gpu = fusion, vertices, gpu
         self.inside = {v: 1 << v for v in range(len(vertices))}
         self.results = dict(self.inside)
         self.escaping = {
             v for v, made in enumerate(fusion.makes) if any(fusion.values[n].escapes for n in made)
         }
+        self.stored = {v for v, m in enumerate(fusion.members) if not stored.isdisjoint(m)}
+        self.escaping |= self.stored
         self.reads: dict[int, set[int]] = {
             v: {e.producer for e in vertex.edges if e.producer >= 0}
             for v, vertex in enumerate(vertices)
@@ -348,9 +406,23 @@ class _Fusing:
         inside = [self.vertices[v] for v in each_vertex(self.inside[f])]
         return {vertex.along for vertex in inside if vertex.ends}
 
-    def join_neighbours(self) -> None:
-        """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other."""
-        for value in self.fusion.values:
+    def copy_state(self) -> _State:
+        reads = {f: {*others} for f, others in self.reads.items()}
+        readers = {f: {*others} for f, others in self.readers.items()}
+        return _State(dict(self.inside), dict(self.results), reads, readers)
+
+    def restore_state(self, state: _State) -> None:
+        self.inside, self.results = dict(state.inside), dict(state.results)
+        self.reads = {f: {*others} for f, others in state.reads.items()}
+        self.readers = {f: {*others} for f, others in state.readers.items()}
+
+    def join_neighbours(self, values: Iterable[Value]) -> None:
+        """MultiOutputFusion: fusions of one loop that read one array, or of which one reads the other.
+
+        In XLA, values that are computed late come first: an updated cache joins the reduction that reads it.  Else it
+        would join the update of another cache, and the reduction would read it from memory.
+        """
+        for value in values:
             by_shape: dict[tuple[int, ...], list[int]] = {}
             made = value.producer if value.producer in self.inside else None
             readers = [f for f in self.inside if self.reads_value(f, value.producer, value.readers)]
@@ -374,6 +446,8 @@ class _Fusing:
             return  # reductions over different dimensions
         if b in self.reads[a] or (a in self.reads[b] and self.ends(a)):
             return  # a reduction's result is not known in its own fusion
+        if self.reads_stored(a, b) or self.reads_stored(b, a):
+            return
         inside = self.inside[a] | self.inside[b]
         results = self.results[a] | self.results[b]
         if self.now_us(a) + self.now_us(b) <= self.time_us(inside, results):
@@ -389,6 +463,14 @@ class _Fusing:
             self.reads[reader].add(a)
         for each in (self.inside, self.results, self.reads, self.readers):
             del each[b]
+
+    def reads_stored(self, reader: int, f: int) -> bool:
+        """Does one fusion read at other places what another stores, so that one for both would compute it again?"""
+        edges = (e for v in each_vertex(self.inside[reader]) for e in self.vertices[v].edges)
+        return any(
+            e.moved and e.producer in self.stored and self.inside[f] >> e.producer & 1
+            for e in edges
+        )
 
     def ends(self, f: int) -> bool:
         return any(self.vertices[v].ends for v in each_vertex(self.inside[f]))

@@ -38,6 +38,7 @@ from astitch.toolchain.driver_assembly import Unit
 from astitch.toolchain.nvrtc import CompiledKernel, count_threads
 from astitch.xla.left_to_products import find_moves
 from astitch.xla.memory_reuse import (
+    count_copied,
     find_carried_in_place,
     find_in_place,
     find_temporaries_in_place,
@@ -217,6 +218,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
         loops=job.planner,
         row_groups=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
+        copied=lambda plan: count_copied(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
         directives=job.directives,
         after={"leave": begin, "stitch_remotely": on_scopes},

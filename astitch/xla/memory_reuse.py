@@ -173,8 +173,44 @@ def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
     return _find_pairs(plan.kernel, graph, scope, into, partial(_reads_last, graph, scope))
 
 
+def count_copied(plan: Plan, donated: Sequence[bool]) -> int:
+    """Bytes of donated parameters that XLA copies in front of the kernel of a plan.
+
+    Such a kernel reads a parameter and writes the result that gets its memory, and cannot write it there.  Readers of
+    the parameter that are not in the kernel are taken to run before it, but for those that wait for it.
+    """
+    graph, scope = plan.arrangement.graph, plan.scope
+    numbers = {p.source: i for i, p in enumerate(plan.kernel.arguments)}
+    written = {source for source, i in numbers.items() if plan.kernel.arguments[i].written}
+    heirs = match_donated(graph, donated)
+    into = {source: heirs[source] for source in written & heirs.keys() if heirs[source] in numbers}
+    may_be_last = partial(_may_read_last, graph, scope)
+    pairs = _find_pairs(plan.kernel, graph, scope, into, may_be_last) if into else []
+    in_place = {plan.kernel.arguments[pair.written].source for pair in pairs}
+    return sum(storage_type(graph, source).bytes for source in into.keys() - in_place)
+
+
 def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
     """Do all readers of a parameter belong to a scope or come before it?"""
+    return _come_before(graph, scope, _list_readers(graph, parameter))
+
+
+def _may_read_last(graph: Graph, scope: Scope, parameter: str) -> bool:
+    """Does no reader of a parameter wait for the scope?"""
+    readers, seen = _list_readers(graph, parameter) - set(scope.members), set[str]()
+    pending = list(scope.outputs) if readers else []
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if user in readers:
+                return False
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return True
+
+
+def _list_readers(graph: Graph, parameter: str) -> set[str]:
+    """What reads a parameter or a view of it."""
     pending, readers = [parameter], set[str]()
     while pending:
         for user in graph.users[pending.pop()]:
@@ -182,7 +218,7 @@ def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
                 pending.append(user)
             else:
                 readers.add(user)
-    return _come_before(graph, scope, readers)
+    return readers
 
 
 def _come_before(graph: Graph, scope: Scope, readers: set[str]) -> bool:

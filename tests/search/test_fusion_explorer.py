@@ -256,7 +256,7 @@ def test_fusions_that_would_wait_for_each_other_give_no_cover() -> None:
 
     def cover(*groups: str) -> list[Cover]:
         sets = (sum(1 << vertex(fusion, name) for name in group) for group in groups)
-        return cover_as_xla(graph, scope, H100, free, fusion, Proposal(tuple(sets), 0.0))
+        return cover_as_xla(graph, scope, H100, (free,), fusion, Proposal(tuple(sets), 0.0))
 
     assert cover("ad", "bc") == []
     assert cover("ab", "cd")[0] == [["a", "b"], ["c", "d"]]

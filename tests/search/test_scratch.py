@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,7 @@ from astitch.hlo_import import import_hlo
 from astitch.run.host_engine import HostEngine
 from astitch.search import split_scopes as module
 from astitch.search.bound_memory import MARGIN, most_of_memory
-from astitch.search.peak_memory import list_steps, schedule
+from astitch.search.peak_memory import MemoryStep, list_steps, schedule
 from astitch.search.split_scopes import Split, Symptom
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
@@ -135,9 +138,72 @@ def test_a_kernel_that_is_cut_by_its_loops_computes_the_same(
     monkeypatch.setattr(module, "MEMORY_WORTH", math.inf)
     monkeypatch.setattr(module, "MEETING_WORTH", math.inf)
     monkeypatch.setattr("astitch.pipeline.most_of_memory", lambda plain: 1.0)
-    monkeypatch.setattr(module._Splitter, "find_proposal", lambda *_: None)
+    monkeypatch.setattr(module._Splitter, "find_proposals", lambda *_: ())
     x = np.random.default_rng(0).standard_normal((4, 1 << 14)).astype(np.float32)
     compiled = compile_graph(import_hlo(lower(denoise, x)), preset("host"))
     assert any(split.parts for split in splits_for_memory(compiled))
     (found,) = HostEngine(compiled.program, check=True).run([x])
     np.testing.assert_allclose(found, jax.jit(denoise)(x), rtol=2e-4, atol=1e-5)
+
+
+def test_what_is_alive_at_the_peak_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel has more scratch, but the peak stays whatever becomes of that."""
+    mega = 1 << 20
+    steps = [
+        MemoryStep(name, frozenset(), (), scratch=scratch * mega)
+        for name, scratch in (("much", 30), ("peak", 20), ("low", 10))
+    ]
+    program = SimpleNamespace(steps=steps)
+    use = SimpleNamespace(order=(0, 1, 2), alive=(50 * mega, 60 * mega, 10 * mega), peak=60 * mega)
+    monkeypatch.setattr(module, "list_steps", lambda *_: program)
+    monkeypatch.setattr(module, "schedule", lambda _: use)
+    plans = {s.name: SimpleNamespace(scope=SimpleNamespace(name=s.name)) for s in steps}
+    splitter: Any = SimpleNamespace(
+        scopes=None,
+        list_scratch=dict,
+        regions={},
+        plans=[*plans.values()],
+        most_bytes=20 * mega,
+    )
+    tried: set[str] = set()
+    for expected in ("peak", "much", None):
+        _, plan = module._Splitter.find_heaviest(splitter, tried)
+        assert plan is plans.get(expected or "")
+        tried.add(expected or "")
+
+
+DIRECTIONS = tuple(itertools.product((0, 1, -1), repeat=2))
+
+
+def stream_and_collide(f: jax.Array) -> jax.Array:
+    """A step of a lattice of nine directions."""
+    rolled = [jnp.roll(x, c, (0, 1)) for x, c in zip(f, DIRECTIONS, strict=True)]
+    density = sum(rolled)
+    u, v = (
+        sum(c[d] * x for c, x in zip(DIRECTIONS, rolled, strict=True)) / density for d in (0, 1)
+    )
+    along = [3 * (c[0] * u + c[1] * v) for c in DIRECTIONS]
+    square = 1.5 * (u * u + v * v)
+    rest = [density / 9 * (1 + a + 0.5 * a * a - square) for a in along]
+    return jnp.stack([0.4 * x + 0.6 * e for x, e in zip(rolled, rest, strict=True)])
+
+
+@pytest.mark.slow
+def test_parts_are_no_shorter_than_memory_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps fit in few parts, which take less time than one for each of XLA's fusions."""
+
+    def steps(f: jax.Array) -> jax.Array:
+        for _ in range(3):
+            f = stream_and_collide(f)
+        return f
+
+    graph = import_hlo(lower(steps, np.zeros((9, 1024, 1024), np.float32)))
+    found = {}
+    for lengths in (module.SAVING_STATEMENTS[:1], module.SAVING_STATEMENTS):
+        monkeypatch.setattr(module, "SAVING_STATEMENTS", lengths)
+        compiled = compile_graph(graph, H100)
+        first = splits_for_memory(compiled)[0]
+        found[len(lengths)] = len(first.parts), first.parts_us
+    (many, long_us), (few, short_us) = found.values()
+    assert 1 < few < many
+    assert short_us < 0.9 * long_us

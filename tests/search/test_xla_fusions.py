@@ -27,8 +27,9 @@ from astitch.search import xla_fusions
 from astitch.search.fusion_explorer import make_parts
 from astitch.search.patterns import each_vertex, make_fusion_graph
 from astitch.search.plan import Planner
+from astitch.search.plan_scopes import plan_scopes
 from astitch.search.split_scopes import PlannedScopes, Symptom, split_scopes
-from astitch.search.xla_fusions import propose_fusions
+from astitch.search.xla_fusions import propose_each, propose_fusions
 from astitch.stitch_scope import Scope, Scopes
 from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
@@ -126,6 +127,43 @@ def test_no_fusions_are_proposed_where_that_takes_long(monkeypatch: pytest.Monke
     assert propose_fusions(scopes.graph, scope, fusion, H100) is None
 
 
+def evict(keys: Any, values: Any, old: Any, key: Any, value: Any, query: Any) -> Any:
+    """Attention of one query against caches of which an entry has just been replaced."""
+    keys = jnp.where(old[:, None] > 0, key, keys)
+    values = jnp.where(old[:, None] > 0, value, values)
+    scores = (keys * query).sum(-1)
+    return keys, values, (jax.nn.softmax(scores)[:, None] * values).sum(0)
+
+
+def test_an_updated_array_is_stored_where_a_reduction_reads_it() -> None:
+    """Not by one fusion for both arrays, behind which each reduction would read its own again."""
+    scopes = scopes_of(evict, *[(1 << 17, 128)] * 2, (1 << 17,), *[(128,)] * 3)
+    (scope,) = scopes.scopes
+    stored = [
+        sum(name in names for name in scope.outputs[:2]) for names in cover_of(scopes.graph, scope)
+    ]
+    assert max(stored) == 1
+    members = [[scopes.graph[n].op for n in m] for m in cover_of(scopes.graph, scope)]
+    assert all("reduce" in ops for ops in members if "select" in ops)
+
+
+def test_fusions_end_at_what_a_kernel_stores() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        y = jnp.abs(x * 2)
+        return jnp.concatenate([y[1:], y[:1]]) * jnp.concatenate([y[-1:], y[:-1]])
+
+    scopes = scopes_of(function, (2048, 4096))
+    (scope,) = scopes.scopes
+    fusion = make_fusion_graph(scopes.graph, scope, H100)
+    (whole,) = cover_of(scopes.graph, scope)
+    (kept,) = (name for name in whole if scopes.graph[name].op == "abs")
+    (proposal,) = propose_each(scopes.graph, scope, fusion, H100, {kept})
+    first, second = (
+        [n for v in each_vertex(f) for n in fusion.members[v]] for f in proposal.fusions
+    )
+    assert kept in first and kept not in second
+
+
 # ---- every graph
 
 
@@ -214,6 +252,21 @@ def test_no_plan_of_a_pattern_is_slower(
     function: Callable[..., Any], shapes: list[tuple[int, ...]]
 ) -> None:
     assert_never_slower(scopes_of(function, *shapes))
+
+
+@pytest.mark.parametrize("copied", [0, 256 << 20])
+def test_copies_in_front_of_a_kernel_are_part_of_its_time(copied: int) -> None:
+    """Parts that spare them are faster."""
+
+    def normalise(x: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt(jnp.square(x).mean(1, keepdims=True))
+
+    planned = plan_scopes(
+        scopes_of(normalise, LARGE),
+        H100,
+        copied=lambda plan: copied if plan.scope.name == "stitch_0" else 0,
+    )
+    assert (len(planned.plans) > 1) is (copied > 0)
 
 
 def test_the_gradient_of_a_scan_is_several_kernels() -> None:

@@ -17,7 +17,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import InPlace
 from astitch.run.emulate import Order
 from astitch.show.compilation import Compilation
-from astitch.xla.memory_reuse import find_in_place, find_temporaries_in_place
+from astitch.xla.memory_reuse import count_copied, find_in_place, find_temporaries_in_place
 from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, emit_plan_for_xla
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import (
@@ -319,3 +319,22 @@ def test_what_shares_memory_has_one_element_type(dtype: str, shares: bool) -> No
     text = ALIASED.format(dtype, "exponential" if shares else "convert")
     compilation = compile_graph(import_hlo(text), few_sms(4))
     assert bool(find_in_place(compilation, [True])) == shares
+
+
+@pytest.mark.parametrize(
+    ("fn", "copied"),
+    [
+        (lambda x: jnp.tanh(x) * 2, 0),
+        (lambda x: jnp.tanh(x) + x.T, 64 * 64 * 4),  # also read elsewhere
+        (lambda x: (x * 2).astype(jnp.bfloat16), 0),  # no result gets its memory
+        (lambda x: (jnp.tanh(x) + 1, x @ (jnp.tanh(x) + 1)), 64 * 64 * 4),  # read later
+        (lambda x: (jnp.tanh(x) + (x @ x).sum(), x.sum(0)), 0),  # read before
+    ],
+    ids=["in place", "transpose", "size", "later", "before"],
+)
+def test_what_is_not_written_where_it_was_read_is_copied(
+    fn: Callable[..., Any], copied: int
+) -> None:
+    compilation, _ = compile_donated(fn, 1, normal(64, 64))
+    assert sum(count_copied(plan, [True]) for plan in compilation.plans) == copied
+    assert sum(count_copied(plan, [False]) for plan in compilation.plans) == 0
