@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from astitch.cost.projected_latency import COLD_CODE_US, KEPT_BY_L2
 from astitch.cost.speed_of_light import count_flops
@@ -42,6 +43,10 @@ READING_FACTOR = 1.15
 EFFORT = 1_000_000
 """Visits of vertices, about 2 us each, beyond which no fusions are proposed.  An optimizer's 900 ops take 18,000, the
 gradient of an associative scan of 10 levels 260,000, of logarithms 430,000."""
+
+MOST_REORDERED = 400
+"""Ops of a scope whose fusions are joined in both orders.  To draft the kernels of one proposal more takes seconds for
+larger ones: an Euler solver of 2,400 ops compiled in 39 s with both, in 30 with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,9 @@ def propose_each(
     fusion: make_fusion_graph of the scope.  stored: the ops whose values that kernel keeps in global memory.
     """
     found: dict[tuple[int, ...], Proposal] = {}
+    orders = 2 if len(scope.members) <= MOST_REORDERED else 1
     for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
-        for proposal in _propose(graph, scope, fusion, gpu, ends):
+        for proposal in islice(_propose(graph, scope, fusion, gpu, ends), orders):
             if len(proposal.fusions) > 1:
                 found.setdefault(proposal.fusions, proposal)
     return tuple(found.values())
