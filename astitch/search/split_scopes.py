@@ -654,9 +654,11 @@ class _Splitter:
         graph, scope, most_bytes = self.scopes.graph, whole.scope, self.most_bytes
         fits = max(most_bytes, peak - whole.kernel.scratch_bytes / 4)
         proposals = self.find_proposals(graph, scope, structure_of(graph, scope), whole)
+        if not proposals:
+            return
         whole_us = self.judge(whole).time_us
         meets = whole.kernel.global_barriers >= MANY_BARRIERS
-        bound_us = near_us = whole_us * (MEETING_WORTH if meets else MEMORY_WORTH)
+        bound_us = whole_us * (MEETING_WORTH if meets else MEMORY_WORTH)
         given = sum(graph[name].array.bytes for name in graph.parameters)
         share = math.inf if meets else MUCH_SHARE * (given + most_bytes)
         if peak - most_bytes >= min(MUCH_MEMORY, share):
@@ -668,19 +670,10 @@ class _Splitter:
             return self.rate_draft(parts, math.inf)
 
         penalty = estimate_penalty(self.gpu)
-        cover: Cover = [scope.members]
-        if proposals:
-            lengths = [estimate_penalty(self.gpu, max_statements=n) for n in SAVING_STATEMENTS]
-            cover = choose_xla_cover(graph, scope, self.gpu, lengths, rate, proposals)
+        lengths = [estimate_penalty(self.gpu, max_statements=most) for most in SAVING_STATEMENTS]
+        cover = choose_xla_cover(graph, scope, self.gpu, lengths, rate, proposals)
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = rate(parts)
-        if math.isinf(parts_us):
-            # XLA's fusions are guessed, and may hold scratch too.  A kernel for each loop hands on what the whole one
-            # holds, but a result's memory is the others' until it is written.
-            bound_us = near_us
-            parts = divide_scope(graph, scope, self.gpu, penalty, cut_by_loops(whole))
-            if self.find_peak(scope, parts) <= peak - whole.kernel.scratch_bytes / 8:
-                parts_us = self.rate_parts(parts)
         mega = [bytes_ / 1e6 for bytes_ in (whole.kernel.scratch_bytes, peak, most_bytes)]
         detail = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's".format(
             *mega
@@ -760,27 +753,6 @@ class _Splitter:
         self.scopes = replace_scope(self.scopes, scope.name, parts)
         for part in parts.scopes:
             self.add(part, rounds - 1)
-
-
-def cut_by_loops(plan: Plan) -> Cover:
-    """The ops of each task loop of a kernel: what it stores, and what it computes of stored values for that."""
-    arrangement, graph = plan.arrangement, plan.arrangement.graph
-    inside, loop_of = arrangement.inside, dict[str, int]()
-    for loop in arrangement.loops:
-        for place in arrangement.places[loop.number]:
-            loop_of.setdefault(place.root.name, loop.number)  # a sum of partials comes later
-    order = {name: number for number, name in enumerate(plan.scope.members)}
-    found = []
-    for number in dict.fromkeys(loop_of.values()):
-        waiting = [name for name, loop in loop_of.items() if loop == number]
-        names = set(waiting)
-        while waiting:
-            for operand in graph[waiting.pop()].operands:
-                if operand in inside and operand not in loop_of and operand not in names:
-                    names.add(operand)
-                    waiting.append(operand)
-        found.append(sorted(names, key=order.__getitem__))
-    return found
 
 
 def _list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:

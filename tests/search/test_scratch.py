@@ -102,50 +102,6 @@ def test_the_parts_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(split.parts for split in splits_for_memory(compiled))
 
 
-def denoise(x: jax.Array) -> jax.Array:
-    """By a wavelet transform of five levels and its inverse, each level of which reads the one before."""
-    details = []
-    for _ in range(5):
-        even, odd = x[:, ::2], x[:, 1::2]
-        x = (even + odd) * 0.7
-        details.append((even - odd) * 0.7)
-    least = jnp.abs(details[0]).mean(1, keepdims=True)
-    for detail in reversed(details):
-        kept = jnp.sign(detail) * jnp.maximum(jnp.abs(detail) - least, 0)
-        x = jnp.stack([x + kept, x - kept], -1).reshape(len(x), -1) * 0.7
-    return x
-
-
-def test_a_kernel_is_cut_by_its_loops_where_fusions_hold_as_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A result's memory is the loops' until it is written."""
-    graph = import_hlo(lower(denoise, jax.ShapeDtypeStruct((64, 1 << 18), jnp.float32)))
-    monkeypatch.setattr(module, "MOST_SAVED", 0)
-    whole = compile_graph(graph, H100)
-    monkeypatch.undo()
-    parts = compile_graph(graph, H100)
-    (split,) = splits_for_memory(parts)
-    (plan,) = whole.plans
-    assert len(split.parts) == len(module.cut_by_loops(plan))
-    assert peak_of(parts) < peak_of(whole) - plan.kernel.scratch_bytes / 8
-
-
-def test_a_kernel_that_is_cut_by_its_loops_computes_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "LEAST_SAVED", 1)
-    monkeypatch.setattr(module, "MEMORY_WORTH", math.inf)
-    monkeypatch.setattr(module, "MEETING_WORTH", math.inf)
-    monkeypatch.setattr("astitch.pipeline.most_of_memory", lambda plain: 1.0)
-    monkeypatch.setattr(module._Splitter, "find_proposals", lambda *_: ())
-    x = np.random.default_rng(0).standard_normal((4, 1 << 14)).astype(np.float32)
-    compiled = compile_graph(import_hlo(lower(denoise, x)), preset("host"))
-    assert any(split.parts for split in splits_for_memory(compiled))
-    (found,) = HostEngine(compiled.program, check=True).run([x])
-    np.testing.assert_allclose(found, jax.jit(denoise)(x), rtol=2e-4, atol=1e-5)
-
-
 def test_what_is_alive_at_the_peak_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another kernel has more scratch, but the peak stays whatever becomes of that."""
     mega = 1 << 20
