@@ -27,7 +27,7 @@ ENTRIES: Mapping[str, tuple[str, ...]] = {
     "dlrm": ("train",),
     "ppo": ("update",),
     "networks": ("fit", "fit-bf16", "policy", "messages", "mixer", "radiance"),
-    "pde": ("water", "poisson"),
+    "pde": ("water", "poisson", "lattice"),
     "optimizers": ("adafactor", "lamb", "lion", "muon", "adamw-ema"),
     "paper": tuple(f"{w}-{mode}" for w in WORKLOADS for mode in ("infer", "train")),
 }

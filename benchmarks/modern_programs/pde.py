@@ -1,8 +1,10 @@
-"""Solvers of partial differential equations in plain JAX: shallow water by Runge-Kutta steps, pressure by multigrid."""
+"""Solvers of partial differential equations in plain JAX: shallow water by Runge-Kutta steps, pressure by multigrid, a
+flow by lattice Boltzmann steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from benchmarks.modern_programs.program import EXACT, F32, Draw, Precision, Prog
 class Config:
     side: int
     steps: int
+    cells: int
     precision: Precision
 
 
@@ -124,14 +127,67 @@ def make_poisson(c: Config) -> Program:
     return Program(solve, arguments, carried=1)
 
 
+# ---- a flow around a ball, lattice Boltzmann in 19 directions, walls by bounce-back ---------------------------------
+
+DIRECTIONS = [c for c in product((-1, 0, 1), repeat=3) if sum(map(abs, c)) <= 2]
+WEIGHTS = [(1 / 3, 1 / 18, 1 / 36)[sum(map(abs, c))] for c in DIRECTIONS]
+UNROLLED = 4
+"""Steps in one call."""
+
+
+def find_equilibrium(density: Any, speed: Any) -> list[Any]:
+    """density: [z, y, x].  speed: the three components."""
+    square = 1.5 * sum(u * u for u in speed)
+    found = []
+    for weight, c in zip(WEIGHTS, DIRECTIONS, strict=True):
+        along = 3 * sum(k * u for k, u in zip(c, speed, strict=True) if k)
+        found.append(weight * density * (1 + along + 0.5 * along * along - square))
+    return found
+
+
+def stream_and_collide(f: jax.Array, walls: jax.Array) -> jax.Array:
+    """f: [direction, z, y, x].  walls: pred[z, y, x]."""
+    moved = [jnp.roll(x, c, (0, 1, 2)) for x, c in zip(f, DIRECTIONS, strict=True)]
+    density = sum(moved)
+    speed = [
+        sum(c[axis] * x for c, x in zip(DIRECTIONS, moved, strict=True) if c[axis]) / density
+        for axis in range(3)
+    ]
+    wanted = find_equilibrium(density, speed)
+    relaxed = [x - (x - e) / 0.6 for x, e in zip(moved, wanted, strict=True)]
+    bounced = moved[::-1]  # the opposite directions
+    return jnp.stack([jnp.where(walls, b, x) for b, x in zip(bounced, relaxed, strict=True)])
+
+
+def make_lattice(c: Config) -> Program:
+    def step(f: jax.Array, walls: jax.Array) -> Any:
+        for _ in range(UNROLLED):
+            f = stream_and_collide(f, walls)
+        return (f,)
+
+    def arguments() -> tuple[Any, ...]:
+        shape = (c.cells,) * 3
+        place = (jnp.arange(c.cells) - c.cells / 2) / c.cells
+        z, y, x = jnp.meshgrid(place, place, place, indexing="ij")
+        speed = [0.05 * jnp.cos(6 * y), 0.02 * jnp.sin(6 * z), 0.1 + 0 * x]
+        f = jnp.stack(find_equilibrium(jnp.ones(shape), speed)).astype(c.precision.compute)
+        return f, z * z + y * y + x * x < 0.04
+
+    return Program(step, arguments, carried=1)
+
+
 def make(entry: str, draw: Draw, precision: Precision = F32) -> Program:
     c = Config(
         side=draw.pick("side", (512, 1024, 256), 32),
         steps=draw.pick("steps", (50, 40), 4),
+        cells=draw.pick("cells", (128, 160, 96), 8),
         precision=precision,
     )
-    program = {"water": make_water, "poisson": make_poisson}[entry](c)
+    makers = {"water": make_water, "poisson": make_poisson, "lattice": make_lattice}
+    program = makers[entry](c)
     about = {"side": c.side, "steps": c.steps}
+    if entry == "lattice":
+        about = {"cells": c.cells, "steps": UNROLLED}
     # How many cycles a solver takes depends on the rounding.
-    exact = (lambda: make(entry, draw, EXACT)) if entry == "water" else None
+    exact = (lambda: make(entry, draw, EXACT)) if entry != "poisson" else None
     return program.described(about, exact)
