@@ -95,21 +95,13 @@ def propose_each(
     found: dict[tuple[int, ...], Proposal] = {}
     orders = 2 if len(scope.members) <= MOST_REORDERED else 1
     for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
-        for proposal in islice(_propose(graph, scope, fusion, gpu, ends), orders):
+        for proposal in islice(propose(graph, scope, fusion, gpu, ends), orders):
             if len(proposal.fusions) > 1:
                 found.setdefault(proposal.fusions, proposal)
     return tuple(found.values())
 
 
-def propose_fusions(graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu) -> Proposal | None:
-    """The fusions that XLA would make; None where it would take too long to find them.
-
-    fusion: make_fusion_graph of the scope.
-    """
-    return next(_propose(graph, scope, fusion, gpu), None)
-
-
-def _propose(
+def propose(
     graph: Graph,
     scope: Scope,
     fusion: FusionGraph,
@@ -118,8 +110,8 @@ def _propose(
 ) -> Iterator[Proposal]:
     """The fusions joined as XLA does, from the last value to the first; then in the order in which values are read.
 
-    XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  stored: ops that
-    no reader computes again.
+    XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  Nothing where it
+    would take too long to find them.  stored: ops that no reader computes again.
     """
     search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored)
     try:

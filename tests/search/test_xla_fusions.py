@@ -29,7 +29,7 @@ from astitch.search.patterns import each_vertex, make_fusion_graph
 from astitch.search.plan import Planner
 from astitch.search.plan_scopes import plan_scopes
 from astitch.search.split_scopes import PlannedScopes, Symptom, split_scopes
-from astitch.search.xla_fusions import propose_each, propose_fusions
+from astitch.search.xla_fusions import propose, propose_each
 from astitch.stitch_scope import Scope, Scopes
 from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
@@ -45,7 +45,7 @@ def scopes_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Scopes:
 
 def cover_of(graph: Graph, scope: Scope) -> list[list[str]]:
     fusion = make_fusion_graph(graph, scope, H100)
-    proposal = propose_fusions(graph, scope, fusion, H100)
+    proposal = next(propose(graph, scope, fusion, H100), None)
     assert proposal is not None
     return [[n for v in each_vertex(f) for n in fusion.members[v]] for f in proposal.fusions]
 
@@ -124,7 +124,7 @@ def test_no_fusions_are_proposed_where_that_takes_long(monkeypatch: pytest.Monke
     scopes = scopes_of(gradient_of_scan, (16, 1024), (16, 1024))
     scope = max(scopes.scopes, key=lambda s: len(s.members))
     fusion = make_fusion_graph(scopes.graph, scope, H100)
-    assert propose_fusions(scopes.graph, scope, fusion, H100) is None
+    assert next(propose(scopes.graph, scope, fusion, H100), None) is None
 
 
 def evict(keys: Any, values: Any, old: Any, key: Any, value: Any, query: Any) -> Any:
