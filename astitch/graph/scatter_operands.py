@@ -206,8 +206,13 @@ class _Cone:
         """May XLA compute it, if only the scatter needs it?"""
         if self.is_by_update(node):
             return True
+        if not 1 < _row_length(self.graph, node) <= SHORT_SUM:
+            return False
+        # A kernel that computes the terms for another reader adds them up on its way.
+        terms = self.graph[node.operands[0]]
+        is_alone = {*self.graph.users[terms.name]} == {node.name} and not self.is_needed(terms)
         # Of what several updates read each would compute the sum again.
-        return node.array.size >= self.updates and 1 < _row_length(self.graph, node) <= SHORT_SUM
+        return is_alone and node.array.size >= self.updates
 
     def may_repeat(self, node: Node) -> bool:
         """May XLA compute it once more, whichever kernels need it too?"""
