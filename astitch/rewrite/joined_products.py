@@ -7,8 +7,7 @@ sums before (sums_as_products.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from math import prod
 
 from astitch.graph.ir import DotAttrs, Graph, Node
@@ -28,7 +27,11 @@ class _Group:
     members: list[Node]
     depth_first: bool
     whole: str = ""
-    ends: list[int] = field(default_factory=list)
+
+    def find_start(self, name: str) -> int:
+        """The first of a member's columns in the whole."""
+        number = [member.name for member in self.members].index(name)
+        return sum(member.array.size for member in self.members[:number])
 
 
 def join_products(graph: Graph, names: Collection[str]) -> Graph:
@@ -45,10 +48,10 @@ def join_products(graph: Graph, names: Collection[str]) -> Graph:
             return None
         ops = DraftOps(node, draft)
         if not group.whole:
-            _write(group, ops, node, values)
-        number = [member.name for member in group.members].index(node.name)
-        start, end = group.ends[number] - node.array.size, group.ends[number]
-        return ops.reshape(ops.cut(group.whole, (start,), (end,)), node.shape)
+            group.whole = _write(group, ops, node, values)
+        start = group.find_start(node.name)
+        columns = ops.cut(group.whole, (start,), (start + node.array.size,))
+        return ops.reshape(columns, node.shape)
 
     return rewrite_graph(graph, lambda rule, node: None, join, order)
 
@@ -89,7 +92,8 @@ def _is_ready(graph: Graph, name: str, first: Node, early: Collection[str]) -> b
 
 
 def _find_side(graph: Graph, node: Node) -> bool | None:
-    """Does the depth stand in front of the columns in the second operand?  None: it stands between them."""
+    """Does the depth stand in front of the columns in the second operand?  None: it stands between them, or the first
+    operand is no row."""
     a = _read_attrs(node)
     if a.lhs_batch or len(a.rhs_contracting) != 1:
         return None
@@ -99,9 +103,9 @@ def _find_side(graph: Graph, node: Node) -> bool | None:
     return {0: True, weights.rank - 1: False}.get(a.rhs_contracting[0])
 
 
-def _write(group: _Group, ops: DraftOps, node: Node, values: Mapping[str, str]) -> None:
+def _write(group: _Group, ops: DraftOps, node: Node, values: Mapping[str, str]) -> str:
+    """The product of all members: [columns].  node: the first of them.  values: the graph's in the draft."""
     sizes = [member.array.size for member in group.members]
-    group.ends = list(accumulate(sizes))
     row = ops.reshape(node.operands[0], (prod(ops.draft[node.operands[0]].shape),))
     (depth,) = ops.draft[row].shape
     matrices = [
@@ -113,7 +117,7 @@ def _write(group: _Group, ops: DraftOps, node: Node, values: Mapping[str, str]) 
     joined = ops.concatenate(matrices, int(group.depth_first))
     precision = _read_attrs(node).precision
     attrs = DotAttrs((0,), (int(not group.depth_first),), (), (), precision)
-    group.whole = ops.add("dot", node.dtype, (sum(sizes),), (row, joined), attrs)
+    return ops.add("dot", node.dtype, (sum(sizes),), (row, joined), attrs)
 
 
 def _read_attrs(node: Node) -> DotAttrs:
