@@ -491,8 +491,8 @@ class CustomCallAttrs:
     """What XLA needs to call `target`.
 
     aliases: (result, operand) pairs that share memory.  operand_layouts, result_layouts: the dimensions of each from
-    minor to major; both empty: row-major.  api_version, schedule: XLA's numbers.  latency_ns: how long XLA's scheduler
-    shall think that it takes; 0: XLA's own number.
+    minor to major; both empty: as XLA likes them, of tile programs row-major.  api_version, schedule: XLA's numbers.
+    latency_ns: how long XLA's scheduler shall think that it takes; 0: XLA's own number.
     """
 
     target: str

@@ -46,6 +46,7 @@ from astitch.hlo.narrow_product import render_narrow_product
 from astitch.hlo.opaque import add_computations, restore_instruction, tree_of
 from astitch.hlo.row_region import render_row_region
 from astitch.hlo.shapes import TUPLE, as_array, read_type, write_shape, write_tuple_shape
+from astitch.hlo.tile_call import TRITON
 from astitch.hlo.tiled_attention import render_tiled_attention
 
 
@@ -613,15 +614,17 @@ def _render_upper_half(node: Node) -> tuple[Node, ...]:
 
 
 def _write_layouts(i: Any, attrs: CustomCallAttrs, operands: Sequence[Any]) -> None:
-    """The layouts that a custom call insists on, where it names any."""
-    if not attrs.operand_layouts and not attrs.result_layouts:
+    """The layouts that a custom call insists on, where it names any; of a tile program: row-major.
+
+    Without them XLA lays out operands and results as their neighbours like them.
+    """
+    given, made = attrs.operand_layouts, attrs.result_layouts
+    if not given and not made and attrs.target != TRITON:
         return
     i.constrain_layout = True
     i.operand_shapes_with_layout.extend(operands)
     results = i.shape.tuple_shapes if i.shape.element_type == TUPLE else [i.shape]
-    for shapes, layouts in (
-        (i.operand_shapes_with_layout, attrs.operand_layouts),
-        (results, attrs.result_layouts),
-    ):
-        for shape, layout in zip(shapes, layouts, strict=True):
+    for shapes, layouts in ((i.operand_shapes_with_layout, given), (results, made)):
+        row_major = [range(len(shape.dimensions))[::-1] for shape in shapes]
+        for shape, layout in zip(shapes, layouts or row_major, strict=True):
             shape.layout.minor_to_major[:] = layout

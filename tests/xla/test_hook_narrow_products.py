@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,26 @@ def test_values_are_those_of_the_plain_module(name: str) -> None:
     want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
     distance = np.linalg.norm(np.asarray(got, np.float64) - want)
     assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("rows", [2, ROWS, 33])
+def test_results_lie_row_by_row(rows: int) -> None:
+    """What reads them wants them turned, for which XLA once had the kernel's array read as a turned one."""
+
+    def fn(x: Any, ws: Any) -> Any:
+        def turn(x: Any, w: Any) -> tuple[Any, Any]:
+            return x, of_heads(x, w).reshape(rows, -1)
+
+        return lax.scan(turn, x, ws)[1]
+
+    arguments = put((normal(rows, WIDTH), normal(LAYERS, 12, WIDTH, 128)))
+    with hooked():
+        text = compile_ahead(fn, *arguments).as_text()
+    (call,) = (line for line in text.splitlines() if f'custom_call_target="{TRITON}"' in line)
+    layouts = re.findall(r"\[[\d,]+\]\{([\d,]+)\}", call.split("metadata")[0])
+    assert len(layouts) >= 3
+    for layout in layouts:
+        assert layout == ",".join(sorted(layout.split(","), reverse=True))
 
 
 # ---- one row, whose products XLA turns into sums
