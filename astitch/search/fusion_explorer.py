@@ -8,7 +8,7 @@ it picked becomes the vertices of the next round.  The last partitions are ranke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
@@ -349,7 +349,12 @@ def explore_scope(
     Its refusals say of every two neighbouring parts why they are two.
     """
     penalty = penalty or estimate_penalty(gpu)
-    cover = choose_cover(graph, scope, gpu, penalty, latency=latency, width=width)
+    proposals: tuple[Proposal, ...] = ()
+    if latency is not None:
+        proposals = propose_each(graph, scope, make_fusion_graph(graph, scope, gpu), gpu)
+    cover = choose_cover(
+        graph, scope, gpu, penalty, latency=latency, width=width, proposals=proposals
+    )
     return divide_scope(graph, scope, gpu, penalty, cover)
 
 
@@ -361,11 +366,11 @@ def choose_cover(
     *,
     latency: Latency | None = None,
     width: int = WIDTH,
-    stored: Set[str] = frozenset(),
+    proposals: Sequence[Proposal] = (),
 ) -> Cover:
-    """The ops of the stitch ops of explore_scope.  With a latency XLA's fusions are a start, too.
+    """The ops of the stitch ops of explore_scope.
 
-    stored: see propose_each.
+    proposals: what XLA would make of the scope (propose_each), with a latency a start too.
     """
     fusion = make_fusion_graph(graph, scope, gpu)
     if len(fusion) < 2:
@@ -375,7 +380,7 @@ def choose_cover(
     if latency is None:
         return covers[0]
     best_us, best = _fastest(graph, scope, covers, latency)
-    if proposals := propose_each(graph, scope, fusion, gpu, stored):
+    if proposals:
         others = _cover_as_each(graph, scope, gpu, (penalty,), fusion, proposals)
         other_us, other = _fastest(graph, scope, others, latency)
         if other_us < best_us * XLA_MARGIN:

@@ -294,6 +294,7 @@ class _Splitter:
         self.known: dict[tuple[Structure, Scope], Plan | None] = {}
         self.judged: dict[Structure, Projection] = {}
         self.drafted_us: dict[Structure, float] = {}
+        self.drafted_scratch: dict[Structure, int] = {}
         self.planned_us: dict[Structure, float] = {}
         self.best: dict[Structure, _Best] = {}
         self.proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = {}
@@ -583,13 +584,11 @@ class _Splitter:
             drafted_us.append(self.rate_draft(parts, min(drafted_us)))
             return drafted_us[-1]
 
-        proposals = self.find_proposals(graph, scope, structure, whole) if as_xla else ()
+        proposals = self.find_proposals(graph, scope, structure, whole)
         cover = (
             choose_xla_cover(graph, scope, self.gpu, (penalty,), rate, proposals)
-            if proposals
-            else choose_cover(
-                graph, scope, self.gpu, penalty, latency=rate, stored=list_stored(whole)
-            )
+            if as_xla and proposals
+            else choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=proposals)
         )
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = self.rate_draft(parts, most_us)
@@ -665,7 +664,7 @@ class _Splitter:
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
-            if self.find_peak(scope, parts) > fits:
+            if self.find_least_peak(scope, parts) > fits or self.find_peak(scope, parts) > fits:
                 return math.inf
             return self.rate_draft(parts, math.inf)
 
@@ -695,15 +694,30 @@ class _Splitter:
 
     def find_peak(self, scope: Scope, parts: Scopes) -> int:
         """The most bytes alive with these parts in the place of a scope, as they are drafted."""
-        scratch = self.list_scratch()
-        for part in parts.scopes:
-            try:
-                plan = self.draft(parts.graph, part)
-            except IllegalProduct:
-                continue  # it is found to have no plan when it is rated
-            scratch[part.name] = plan.kernel.scratch_bytes if plan else 0
+        return self.find_peak_with(
+            scope, parts, {part.name: self.find_scratch(parts.graph, part) for part in parts.scopes}
+        )
+
+    def find_least_peak(self, scope: Scope, parts: Scopes) -> int:
+        """What find_peak stays not below, before anything is drafted: as if no part had scratch."""
+        return self.find_peak_with(scope, parts, {})
+
+    def find_peak_with(self, scope: Scope, parts: Scopes, scratch: Mapping[str, int]) -> int:
         divided = replace_scope(self.scopes, scope.name, parts)
-        return schedule(list_steps(divided, scratch, self.regions)).peak
+        own = {**self.list_scratch(), **scratch}
+        return schedule(list_steps(divided, own, self.regions)).peak
+
+    def find_scratch(self, graph: Graph, scope: Scope) -> int:
+        """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan, which is found when
+        the scope is rated."""
+        structure = structure_of(graph, scope)
+        if structure not in self.drafted_scratch:
+            try:
+                plan = self.draft(graph, scope)
+            except IllegalProduct:
+                plan = None
+            self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
+        return self.drafted_scratch[structure]
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -727,7 +741,8 @@ class _Splitter:
             return drafted_us
 
         penalty = estimate_penalty(self.gpu, max_statements=best.limit)
-        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate)
+        proposals = self.find_proposals(graph, scope, structure_of(graph, scope))
+        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=proposals)
         fitting = divide_scope(graph, scope, self.gpu, penalty, cover)
         if math.isfinite(rate(fitting)):
             return fitting

@@ -85,7 +85,11 @@ class Proposal:
 
 
 def propose_each(
-    graph: Graph, scope: Scope, fusion: FusionGraph, gpu: Gpu, stored: Set[str]
+    graph: Graph,
+    scope: Scope,
+    fusion: FusionGraph,
+    gpu: Gpu,
+    stored: Set[str] = frozenset(),
 ) -> tuple[Proposal, ...]:
     """The fusions that XLA would make, the same joined in another order, and those that end at what one kernel would
     store; of each, if there are several.
@@ -256,6 +260,25 @@ class _Fusing:
         for v, producers in self.reads.items():
             for producer in producers:
                 self.readers[producer].add(v)
+        self.rows = [
+            (
+                float(vertex.size),
+                vertex.flops,
+                [
+                    (
+                        e.producer,
+                        1 << e.producer if e.producer >= 0 else 0,
+                        e.value,
+                        e.each,
+                        e.bytes,
+                        e.moved,
+                    )
+                    for e in vertex.edges
+                ],
+                sum(fusion.values[n].bytes for n in made),
+            )
+            for vertex, made in zip(vertices, fusion.makes, strict=True)
+        ]  # what `measure` asks of each vertex, which runs some 100,000 times
         self.known: dict[tuple[int, int], tuple[float, float]] = {}
         self.gains: dict[int, dict[int, float]] = {}  # by producer and reader, while neither grows
         self.effort = 0
@@ -281,33 +304,36 @@ class _Fusing:
         return self.known[key]
 
     def measure(self, inside: int, results: int) -> tuple[float, float]:
-        if inside.bit_count() > MOST_VERTICES:
+        several = inside.bit_count()
+        if several > MOST_VERTICES:
             return math.inf, math.inf
-        self.effort += inside.bit_count()
+        self.effort += several
         if self.effort > EFFORT:
             raise _TooLong
         same: dict[int, float] = {}  # evaluations at the place of the result, at other places
         other: dict[int, float] = {}
         read: dict[int, float] = {}
         flops = written = 0.0
-        for v in reversed(list(each_vertex(inside))):
-            vertex = self.vertices[v]
-            count = max(same.get(v, 0.0), float(vertex.size) if results >> v & 1 else 0.0)
-            count += other.get(v, 0.0)
-            if count > MOST_COPIES * vertex.size and inside.bit_count() > 1:
-                return math.inf, math.inf
-            flops += vertex.flops * count
-            for edge in vertex.edges:
-                each = count * edge.each
-                if edge.producer >= 0 and inside >> edge.producer & 1:
-                    if edge.moved:
-                        other[edge.producer] = other.get(edge.producer, 0.0) + each
-                    else:
-                        same[edge.producer] = max(same.get(edge.producer, 0.0), each)
-                else:
-                    read[edge.value] = read.get(edge.value, 0.0) + each * edge.bytes
+        waiting = inside
+        while waiting:  # readers first
+            v = waiting.bit_length() - 1
+            waiting ^= 1 << v
+            size, of_each, edges, stored = self.rows[v]
+            count = same.get(v, 0.0)
             if results >> v & 1:
-                written += sum(self.fusion.values[n].bytes for n in self.fusion.makes[v])
+                count = max(count, size)
+                written += stored
+            count += other.get(v, 0.0)
+            if count > MOST_COPIES * size and several > 1:
+                return math.inf, math.inf
+            flops += of_each * count
+            for producer, bit, value, each, width, moved in edges:
+                if not inside & bit:
+                    read[value] = read.get(value, 0.0) + count * each * width
+                elif moved:
+                    other[producer] = other.get(producer, 0.0) + count * each
+                else:
+                    same[producer] = max(same.get(producer, 0.0), count * each)
         if len(read) + results.bit_count() > MOST_OPERANDS:
             return math.inf, math.inf
         once = sum(min(b, self.fusion.values[n].read_bytes) for n, b in read.items())

@@ -504,7 +504,7 @@ def test_parts_hand_on_no_more_than_memory_allows(
         spill, us = (1000, 100.0) if whole else (0, 3.0)
         return replace(healthy()[1], spill_bytes=spill, time_us=us)
 
-    monkeypatch.setattr(module, "propose_each", lambda *_: ())
+    monkeypatch.setattr(module._Splitter, "find_peak_of_fusions", lambda *_: 0)
     found = split_scopes(
         scopes_of(graph), H100, plan=plan_on_h100, project=project, most_bytes=limit
     )
