@@ -34,10 +34,11 @@ from astitch.search.fusion_explorer import (
     make_parts,
     replace_scope,
 )
-from astitch.search.patterns import estimate_statements, make_fusion_graph
+from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
 from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
 from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
-from astitch.search.xla_fusions import Proposal, propose_each
+from astitch.search.shifted_reads import propose_steps
+from astitch.search.xla_fusions import Proposal, propose_each, read_vertices
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
@@ -386,13 +387,15 @@ class _Splitter:
     def find_proposals(
         self, graph: Graph, scope: Scope, structure: Structure, whole: Plan | None = None
     ) -> tuple[Proposal, ...]:
-        """What XLA would make of a scope, also where it ended at what the plan `whole` stores; none that would take
-        long to find, or are one fusion."""
+        """What XLA would make of a scope, also where it ended at what the plan `whole` stores, and its steps; none that
+        would take long to find, or are one fusion."""
         key = structure, whole is not None
         if key not in self.proposals:
             fusion = make_fusion_graph(graph, scope, self.gpu)
             stored = list_stored(whole)
-            self.proposals[key] = propose_each(graph, scope, fusion, self.gpu, stored)
+            found = propose_each(graph, scope, fusion, self.gpu, stored)
+            steps = propose_steps(fusion, read_vertices(graph, scope, fusion), self.gpu)
+            self.proposals[key] = (*found, steps) if steps else found
         return self.proposals[key]
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
@@ -503,16 +506,30 @@ class _Splitter:
         return True
 
     def find_unplanned(self, graph: Graph, scope: Scope, structure: Structure) -> _Best:
-        """The split of the largest gain, found once for each structure."""
+        """The split of the largest gain, or into its steps where they are faster; found once for each structure."""
         if structure not in self.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
             parts = divide_scope(graph, scope, self.gpu, penalty, cover)
+            if steps := self.find_steps(graph, scope):
+                stepped = divide_scope(graph, scope, self.gpu, penalty, steps)
+                stepped_us = self.rate_draft(stepped, math.inf)
+                if stepped_us < self.rate_draft(parts, stepped_us):
+                    cover, parts = steps, stepped
             reason = Reason(Symptom.CODE_SIZE, "it is not planned as a whole")
             self.unplanned[structure] = _Best(
                 UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, reason, math.inf
             )
         return self.unplanned[structure]
+
+    def find_steps(self, graph: Graph, scope: Scope) -> Cover:
+        """The ops of each of the scope's steps (propose_steps); none where there is one, or one is too long to plan."""
+        fusion = make_fusion_graph(graph, scope, self.gpu)
+        proposal = propose_steps(fusion, read_vertices(graph, scope, fusion), self.gpu)
+        parts = [[*each_vertex(part)] for part in proposal.fusions] if proposal else []
+        if any(sum(fusion.statements[v] for v in part) > SURELY_LONG for part in parts):
+            return []
+        return [[name for v in part for name in fusion.members[v]] for part in parts]
 
     def split_as_known(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts, if one of its structure was: then it needs no plan as a whole."""

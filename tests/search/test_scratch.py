@@ -154,6 +154,7 @@ def test_parts_are_no_shorter_than_memory_asks(monkeypatch: pytest.MonkeyPatch) 
         return f
 
     graph = import_hlo(lower(steps, np.zeros((9, 1024, 1024), np.float32)))
+    monkeypatch.setattr(module, "propose_steps", lambda *_: None)  # which are faster still
     found = {}
     for lengths in (module.SAVING_STATEMENTS[:1], module.SAVING_STATEMENTS):
         monkeypatch.setattr(module, "SAVING_STATEMENTS", lengths)
