@@ -8,12 +8,15 @@ one of them, a reduce if there is one, is the dominant and its thread mapping is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.graph.dimensions import array_of, is_embedded, is_uniform
 from astitch.graph.evaluations import Evaluations
-from astitch.graph.ir import DimensionsAttrs, Graph
+from astitch.graph.ir import DimensionAttrs, DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Cost, Kind
 from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
@@ -31,12 +34,26 @@ REPEATED = 16
 that weighs vectors.  A row's own statistics are not, since a thread computes them once for its row."""
 
 
+MOST_PIECES, LEAST_PIECE = 64, 1 << 14
+"""Pieces of an output that are written where they lie, at most, and the least elements of each: shorter ones have few
+tasks, and a loop over the whole has as many as all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A value that is computed once and kept; `reason` says why."""
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A value that lies in an output of the kernel, from its element `start` on, row by row.  whole: that output."""
+
+    name: str
+    whole: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +72,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
+    """pieces: the candidates that are pieces of outputs, by name."""
+
     scope: Scope
     candidates: tuple[Candidate, ...]
     groups: tuple[Group, ...]
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+
+    def list_stored(self, graph: Graph) -> set[str]:
+        """The values that lie in memory behind the kernel: its outputs, or the pieces of those."""
+        wholes = {piece.whole for piece in self.pieces.values()}
+        return {stored_value(graph, o) for o in self.scope.outputs} - wholes | {*self.pieces}
 
     def __str__(self) -> str:
         lines = [f"groups of {self.scope.name}:"]
@@ -133,8 +158,51 @@ def _find_repeated(graph: Graph, scope: Scope, inside: set[str]) -> dict[str, st
     return found
 
 
-def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
-    """Every value that deserves a buffer, in topological order, each with its reason."""
+def find_pieces(graph: Graph, scope: Scope) -> dict[str, Piece]:
+    """The values that are put behind each other in outputs of the scope, and can be written where they will lie.
+
+    So threads that compute an element of one compute that of all others.  Threads of the whole would compute what these
+    share once for each, or read it from scratch behind a barrier of the grid.
+    """
+    inside = set(scope.members)
+    outputs = {stored_value(graph, output) for output in scope.outputs}
+    found: dict[str, Piece] = {}
+    for whole in outputs & inside:
+        if graph.users[whole] and not inside.isdisjoint(graph.users[whole]):
+            continue
+        pieces = _list_pieces(graph, graph[whole], inside)
+        names = {piece.name for piece in pieces}
+        if len(names) == len(pieces) and names.isdisjoint(outputs | found.keys()):
+            found |= {piece.name: piece for piece in pieces}
+    return found
+
+
+def _list_pieces(graph: Graph, whole: Node, inside: set[str]) -> list[Piece]:
+    """The pieces of a concatenation that lie behind each other; none where they do not, or another op computes them."""
+    if not isinstance(whole.attrs, DimensionAttrs):
+        return []
+    axis = whole.attrs.dimension
+    if math.prod(whole.shape[:axis]) != 1 or not 1 < len(whole.operands) <= MOST_PIECES:
+        return []
+    pieces = []
+    start = 0
+    for operand in whole.operands:
+        name = stored_value(graph, operand)
+        array = graph[operand].array
+        computed = name in inside and not is_embedded(graph, name)
+        if not computed or _is_reduce_result(graph, name) or array.size < LEAST_PIECE:
+            return []
+        if start * array.dtype.bytes % ACCESS_BYTES or array != graph[whole.operands[0]].array:
+            return []
+        pieces.append(Piece(name, whole.name, start))
+        start += array.size
+    return pieces
+
+
+def find_candidates(
+    graph: Graph, scope: Scope, pieces: Mapping[str, Piece] = MappingProxyType({})
+) -> tuple[Candidate, ...]:
+    """Every value that deserves a buffer, in topological order, each with its reason.  pieces: see find_pieces."""
     inside = set(scope.members)
     kept: dict[str, str] = {}
     for name in scope.members:
@@ -143,10 +211,13 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         elif is_running(graph, name):
             kept[name] = "running reduction"
     kept |= _find_repeated(graph, scope, inside)
+    wholes = {piece.whole for piece in pieces.values()}
     for output in scope.outputs:
         stored = stored_value(graph, output)
-        if stored in inside and not _is_reduce_result(graph, stored):
+        if stored in inside and stored not in wholes and not _is_reduce_result(graph, stored):
             kept.setdefault(stored, "output of the stitch op")
+    for piece in pieces.values():
+        kept.setdefault(piece.name, f"a piece of the output %{piece.whole}")
     evaluations = Evaluations(graph, inside, MAX_RECOMPUTED_OPS)
     for name in reversed(scope.members):
         is_kept = name in kept or _is_reduce_result(graph, name)
@@ -163,10 +234,14 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
     return tuple(Candidate(name, kept[name]) for name in scope.members if name in kept)
 
 
-def choose_dominants(graph: Graph, scope: Scope) -> Groups:
-    """Dominant merging: candidates connected through Local ops form a group with one dominant."""
+def choose_dominants(graph: Graph, scope: Scope, *, in_pieces: bool = True) -> Groups:
+    """Dominant merging: candidates connected through Local ops form a group with one dominant.
+
+    in_pieces: are outputs written in pieces that may be (find_pieces)?
+    """
     inside = set(scope.members)
-    candidates = find_candidates(graph, scope)
+    pieces = find_pieces(graph, scope) if in_pieces else {}
+    candidates = find_candidates(graph, scope, pieces)
     kept = {c.name for c in candidates}
     parent = {name: name for name in scope.members}
 
@@ -221,4 +296,4 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
         dominant = max(roots, key=weight)
         groups.append(Group(dominant, tuple(r for r in roots if r != dominant), tuple(names)))
     groups.sort(key=lambda g: min(order[r] for r in g.roots))
-    return Groups(scope, candidates, tuple(groups))
+    return Groups(scope, candidates, tuple(groups), pieces)

@@ -338,6 +338,10 @@ class _Printer:
         for array in kernel.scratch:
             kind, name = STORAGE[named[array.source].dtype], named[array.source].name
             yield f"{kind}* const {name} = reinterpret_cast<{kind}*>(scratch + {array.offset});"
+        for piece in kernel.parameters:
+            if piece.whole:
+                whole = named[piece.whole].name
+                yield f"{STORAGE[piece.dtype]}* const {piece.name} = {whole} + {piece.start};"
         yield f"assume_threads<{kernel.block}>();"
         if kernel.shared_bytes:
             yield f"ASTITCH_SHARED_ARENA({kernel.shared_bytes});"

@@ -37,6 +37,8 @@ class Schedule:
         array is read, else 1.
     prefetch: load what the next task needs before this one is worked on.  Rule: where a block has many tasks and its
         threads wait for each other in each.
+    pieces: what an output is put together of is written where it will lie (find_pieces).  Rule: where that is no
+        slower.
     persistent: no more blocks than the device holds at once, each with many tasks; False: a block for each task
         wherever no global barrier forbids it.  Rule: False.
     """
@@ -50,6 +52,7 @@ class Schedule:
     elementwise_steps: int | None = None
     prefetch: bool | None = None
     persistent: bool = False
+    pieces: bool = True
 
     def __str__(self) -> str:
         """What differs from the default: `block 512, split 1`."""
@@ -59,7 +62,8 @@ class Schedule:
             if value != field.default:
                 shown = value.value if isinstance(value, Keep) else value
                 name = field.name.replace("_", " ")
-                parts.append(name if value is True else f"{name} {shown}")
+                plain = name if value is True else f"{name} {shown}"
+                parts.append(f"no {name}" if value is False and field.default is True else plain)
         return ", ".join(parts) or "default"
 
 

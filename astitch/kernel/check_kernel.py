@@ -272,7 +272,11 @@ class KernelCheck:
 
     def check_memory(self) -> None:
         """Outputs and scratch: stored by one statement, and read only behind the barrier that follows it."""
+        wholes = self.kernel.wholes
         for parameter in self.kernel.parameters:
+            if parameter.source in wholes:
+                self.check_pieces(parameter)
+                continue
             reads, writes = (
                 self.read_levels.get(parameter.name, []),
                 self.write_levels.get(parameter.name, []),
@@ -294,6 +298,22 @@ class KernelCheck:
             )
 
         self.check_scratch()
+
+    def check_pieces(self, whole: k.Parameter) -> None:
+        """No statement names the whole; what its pieces do is declared of it; they begin behind each other."""
+        pieces = [p for p in self.kernel.parameters if p.whole == whole.source]
+        used = {*self.read_levels, *self.write_levels}
+        self.require(whole.name not in used, f"{whole.name} is used beside its pieces")
+        self.require(
+            (whole.read, whole.written)
+            == (any(p.read for p in pieces), any(p.written for p in pieces)),
+            f"{whole.name} is not declared as its pieces are used",
+        )
+        starts = [p.start for p in pieces]
+        self.require(
+            len({*starts}) == len(pieces) and all(p.dtype is whole.dtype for p in pieces),
+            f"pieces of {whole.name} begin at {starts}",
+        )
 
     def check_scratch(self) -> None:
         """Arrays of scratch that are used at one level, or between two at which one of them is, share no byte."""

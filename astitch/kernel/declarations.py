@@ -51,7 +51,9 @@ class Declarations:
         self.tagged_words = 0
         self.notes: list[str] = []
         self.narrow_ends = find_narrow_ends(self.graph, arrangement.groups.scope.members)
+        self.pieces = arrangement.groups.pieces
         self.outputs = {storage_name(self.graph, o) for o in arrangement.groups.scope.outputs}
+        self.outputs |= self.pieces.keys()
 
     def copy(self) -> Declarations:
         """For a trial: what it declares does not reach the original."""
@@ -77,6 +79,9 @@ class Declarations:
         known = self.parameters.get(source)
         if known is None:
             known = k.Parameter(self.fresh(f"p_{source}"), dtype, source, False, False)
+            if piece := self.pieces.get(source):
+                self.array(piece.whole, dtype)
+                known = replace(known, whole=piece.whole, start=piece.start)
             inner = source.partition("#")[0] in self.inside
             if inner and source not in self.outputs:
                 self.scratch[source] = k.Scratch(source, storage_type(self.graph, source))
@@ -85,6 +90,8 @@ class Declarations:
             self.parameters[source] = replace(
                 known, written=known.written or write, read=known.read or read
             )
+            if known.whole:
+                self.array(known.whole, dtype, read=read, write=write)
         return known.name
 
     def partial_arrays(self, place: Placement, *, write: bool) -> tuple[str, ...]:

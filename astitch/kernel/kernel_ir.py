@@ -290,13 +290,19 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An array in global memory.  source: the graph value or scratch that it is."""
+    """An array in global memory.  source: the graph value or scratch that it is.
+
+    whole, start: the source of the parameter in which it lies, and the element of that with which it begins; it is not
+    passed then.
+    """
 
     name: str
     dtype: DType
     source: str
     written: bool
     read: bool
+    whole: str = ""
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +346,15 @@ class Kernel:
 
     @property
     def arguments(self) -> tuple[Parameter, ...]:
-        """The parameters that are passed one by one: all but scratch, for which one pointer follows them."""
+        """The parameters that are passed one by one: all but pieces of others, and scratch, for which one pointer
+        follows them."""
         scratch = {array.source for array in self.scratch}
-        return tuple(p for p in self.parameters if p.source not in scratch)
+        return tuple(p for p in self.parameters if p.source not in scratch and not p.whole)
+
+    @property
+    def wholes(self) -> frozenset[str]:
+        """The sources of the parameters of which the kernel names only pieces."""
+        return frozenset(p.whole for p in self.parameters if p.whole)
 
     @property
     def scratch_bytes(self) -> int:

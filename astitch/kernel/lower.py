@@ -213,7 +213,7 @@ def _assemble(
     parameters = sorted(
         declarations.parameters.values(), key=lambda p: (p.source in scratch, p.written)
     )
-    outside = [p for p in parameters if p.source not in scratch]
+    outside = [p for p in parameters if p.source not in scratch and not p.whole]
     inputs = [storage_type(graph, p.source) for p in outside if not p.written]
     outputs = [storage_type(graph, p.source) for p in outside if p.source in declarations.outputs]
     sizes = [t.size for t in (*inputs, *outputs, *(s.type for s in scratch.values()))]

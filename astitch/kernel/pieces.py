@@ -22,6 +22,10 @@ def spread_parameter(kernel: k.Kernel, number: int, run: int, step: int) -> k.Ke
     parameter.  Raises IllegalProduct where a vector would reach over the end of a run.
     """
     name = kernel.arguments[number].name
+    if kernel.arguments[number].source in kernel.wholes:
+        raise IllegalProduct(
+            f"kernel {kernel.name}: {name} has pieces, which have names of their own"
+        )
 
     def spread(position: Linear) -> Linear:
         return ix.add(position, ix.scale(ix.divide(position, run), step - run))

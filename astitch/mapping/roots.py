@@ -29,7 +29,6 @@ from astitch.graph.ops.access import Index, Read
 from astitch.graph.ops.windows import find_running
 from astitch.graph.propagation import walk_reads
 from astitch.graph.running import is_running
-from astitch.graph.storage import stored_value
 from astitch.system.forks import cached_property
 from astitch.tiling.space import MAX_ALIGNED, Space, size_of
 
@@ -171,7 +170,7 @@ class RootReads:
         self.dimensions = find_dimensions(graph, groups.scope.members, align_rows=True)
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
-        self.outputs = {stored_value(graph, o) for o in groups.scope.outputs}
+        self.outputs = groups.list_stored(graph)
         self._roots: dict[str, Root] = {}
         self._reads: dict[str, Reads] = {}
         self._spaces: dict[str, Space] = {}

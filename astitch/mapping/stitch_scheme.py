@@ -32,7 +32,6 @@ from astitch.graph.index import Symbol
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.access import Index, Read
-from astitch.graph.storage import stored_value
 from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind
 from astitch.system.forks import cached_property
 from astitch.thread_mapping import map_space, why_not_aligned
@@ -572,7 +571,7 @@ class _Arranger:
 
     def read_per_task(self, draft: _Draft) -> bool:
         """Every reader needs at most one element of the result for each task, so adding partials there is cheap."""
-        if draft.root.name in {stored_value(self.graph, o) for o in self.groups.scope.outputs}:
+        if draft.root.name in self.known.outputs:
             return False
         fields = [
             n
@@ -598,8 +597,7 @@ class _Arranger:
         return phase
 
     def finish(self) -> Arrangement:
-        outputs = {stored_value(self.graph, o) for o in self.groups.scope.outputs}
-        produced = {reduce_behind(self.graph, o)[0] for o in outputs}
+        produced = {reduce_behind(self.graph, o)[0] for o in self.known.outputs}
         # Loop numbers follow levels, so that the kernel's sections are in order.
         ordered = sorted(self.loops, key=attrgetter("level", "number"))
         for number, loop in enumerate(ordered):

@@ -65,7 +65,7 @@ class _PlanCheck:
             self.check_placement(key, place)
         for key, place in self.placements.items():
             self.check_reads(key, place)
-        for output in self.plan.scope.outputs:
+        for output in (*self.plan.scope.outputs, *self.arrangement.groups.pieces):
             self.check_output(output)
 
     def check_launch(self) -> None:
@@ -151,8 +151,9 @@ class _PlanCheck:
 
     def check_output(self, output: str) -> None:
         stored = stored_value(self.graph, output)
-        if stored not in self.inside:
-            return  # another view of an input
+        wholes = {piece.whole for piece in self.arrangement.groups.pieces.values()}
+        if stored not in self.inside or stored in wholes:
+            return  # another view of an input, or of what lies there in pieces
         name, _ = reduce_behind(self.graph, stored)
         place = self.placements.get(combine_name(name)) or self.placements.get(name)
         self.require(place is not None and place.stored, f"output %{output} is not stored")

@@ -317,6 +317,47 @@ def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
     return tuple(dict.fromkeys(s for s in schedules if fits(s)))
 
 
+SPILLED_BYTES = 64
+"""Bytes that a thread stores to and loads from its stack: less is not felt."""
+
+WHOLE = Schedule(pieces=False)
+"""The rules' schedule, but that outputs are written as wholes."""
+
+
+def _plan_by_rules(graph: Graph, scope: Scope, gpu: Gpu) -> Plan | None:
+    """The plan with the rules' schedule, whose outputs are written in pieces where that is no slower; None where the
+    scope holds only aliases.  Raises IllegalProduct where no kernel fits the GPU."""
+    groups = choose_dominants(graph, scope)
+    if not groups.groups:
+        return None
+    if not groups.pieces:
+        return plan_groups(graph, groups, gpu, DEFAULT)
+    whole = _plan_schedule(graph, scope, gpu, WHOLE)
+    try:
+        pieces = plan_groups(graph, groups, gpu, DEFAULT)
+    except IllegalProduct:
+        return whole
+    return min((pieces, whole), key=lambda plan: project(plan.kernel, gpu, work=plan.work).time_us)
+
+
+def _plan_schedule(graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule) -> Plan:
+    groups = choose_dominants(graph, scope, in_pieces=schedule.pieces)
+    return plan_groups(graph, groups, gpu, schedule)
+
+
+def _narrow(graph: Graph, scope: Scope, gpu: Gpu, spilling: Plan, observe: Observe | None) -> Plan:
+    """A plan in place of one that spills: a thread computes fewer elements of each piece, or the output as a whole.
+
+    A thread has all pieces of an element in registers at once.  19 of a lattice, four elements of each, spilled 3.8 KB
+    of 64 registers; one of each 12 bytes.
+    """
+    for schedule in (*(replace(DEFAULT, access_bytes=n) for n in (8, 4)), WHOLE):
+        plan = _plan_schedule(graph, scope, gpu, schedule)
+        if _count_spilled(plan, gpu, observe) <= SPILLED_BYTES:
+            return plan
+    return spilling
+
+
 Observe = Callable[[Plan], Resources | None]
 """What the CUDA compiler says of a plan's kernel; None where there is none."""
 
@@ -343,12 +384,16 @@ def plan_scope(
     default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.
     """
-    groups = default.arrangement.groups if default else choose_dominants(graph, scope)
-    if not groups.groups:
-        return None
-    if schedule is not None:
-        return _plan_known(RootReads(graph, groups), gpu, schedule)
-    default = default or _plan_known(RootReads(graph, groups), gpu, DEFAULT)
+    if schedule is not None and schedule != DEFAULT:
+        known = choose_dominants(graph, scope, in_pieces=schedule.pieces)
+        return plan_groups(graph, known, gpu, schedule) if known.groups else None
+    default = default or _plan_by_rules(graph, scope, gpu)
+    if default is None or schedule is not None:
+        return default
+    groups = default.arrangement.groups
+    if groups.pieces and _count_spilled(default, gpu, observe) > SPILLED_BYTES:
+        default = _narrow(graph, scope, gpu, default, observe)
+        groups = default.arrangement.groups
     budget = _budget(scope)
     if not budget:
         return default
@@ -456,13 +501,18 @@ def count_statements(body: Iterable[k.Statement]) -> int:
 
 
 def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
-    """Does the compiler say so?  It is asked only where the estimate is near the bound, and of no long kernel."""
+    return _count_spilled(plan, gpu, observe) > 0
+
+
+def _count_spilled(plan: Plan, gpu: Gpu, observe: Observe | None) -> int:
+    """Bytes that a thread stores to and loads from its stack, as the compiler says.  It is asked only where the
+    estimate is near the bound, and of no long kernel; else 0."""
     if observe is None or _spare_registers(plan, gpu) > DOUBTFUL_REGISTERS:
-        return False
+        return 0
     if count_folded(plan.kernel) > LONG_CODE:
-        return False
+        return 0
     used = observe(plan)
-    return used is not None and used.spill_store_bytes + used.spill_load_bytes > 0
+    return used.spill_store_bytes + used.spill_load_bytes if used else 0
 
 
 def _budget(scope: Scope) -> int:
@@ -491,11 +541,14 @@ def rank_plans(
     groups = groups or choose_dominants(graph, scope)
     known = RootReads(graph, groups)
     default = default or _plan_known(known, gpu, DEFAULT)
-    schedules = _schedules_for(default.arrangement, gpu)[: 3 * budget]
+    schedules = [
+        replace(schedule, pieces=default.schedule.pieces)
+        for schedule in _schedules_for(default.arrangement, gpu)[: 3 * budget]
+    ]
     work = measure_work(graph, scope.members)
     bounds: list[tuple[float, int, Schedule, LaunchConfig, Arrangement]] = []
     for number, schedule in enumerate(schedules):
-        if schedule != DEFAULT:
+        if schedule != default.schedule:
             launch, arrangement = _arrange(known, gpu, schedule)
             bound = bound_plan(arrangement, launch, schedule, gpu, work)
             bounds.append((bound.least_us, number, schedule, launch, arrangement))

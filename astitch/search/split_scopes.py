@@ -36,7 +36,7 @@ from astitch.search.fusion_explorer import (
 )
 from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
 from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
-from astitch.search.plan import LONG_CODE, Observe, Plan, count_statements
+from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Observe, Plan, count_statements
 from astitch.search.shifted_reads import propose_steps
 from astitch.search.xla_fusions import Proposal, propose_each, read_vertices
 from astitch.stitch_scope import Scope, Scopes
@@ -52,9 +52,6 @@ UNSEEN_STATEMENTS = 1300
 
 MANY_BARRIERS, BARRIER_SHARE = 5, 1 / 3
 """Global barriers from which a kernel is looked at, if they take this share of its time."""
-
-SPILLED_BYTES = 64
-"""Bytes that a thread stores to and loads from its stack: less is not felt."""
 
 LEAST_OCCUPANCY = 0.125
 """Share of an SM's threads below which memory latency shows."""
@@ -205,7 +202,8 @@ def list_stored(plan: Plan | None) -> frozenset[str]:
     if plan is None:
         return frozenset()
     placed = plan.arrangement.placements.values()
-    return frozenset(place.root.name for place in placed if place.stored) - {*plan.scope.outputs}
+    stored = frozenset(place.root.name for place in placed if place.stored)
+    return stored - {*plan.scope.outputs, *plan.arrangement.groups.pieces}
 
 
 def occupancy(plan: Plan, gpu: Gpu, projection: Projection) -> float:

@@ -110,16 +110,18 @@ def _find_pairs(
     arguments = kernel.arguments
     numbers = {p.source: i for i, p in enumerate(arguments)}
     written = [i for i in numbers.values() if arguments[i].written]
+    # What is written in pieces is read at other places of the memory that it would take over.
+    alone = [i for i in written if arguments[i].source not in kernel.wholes]
     candidates: list[InPlace] = []
     for source, number in numbers.items():
-        read = numbers.get(into.get(source, "")) if number in written else None
+        read = numbers.get(into.get(source, "")) if number in alone else None
         if read is None or read in written or not reads_last(into[source]):
             continue
         if _is_alike(storage_type(graph, into[source]), storage_type(graph, source)):
             candidates.append(InPlace(read, number))
     for source, number in numbers.items():
         array = None if number in written else _used_up(graph, scope, source, least_bytes)
-        for result in written if array else ():
+        for result in alone if array else ():
             if array and _is_alike(array, storage_type(graph, arguments[result].source)):
                 candidates.append(InPlace(number, result))
     names = {arguments[i].name for pair in candidates for i in (pair.read, pair.written)}

@@ -294,7 +294,8 @@ def _time_of_cluster(kernel: k.Kernel, gpu: Gpu) -> float:
 
 def _plan(graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule) -> k.Kernel | None:
     try:
-        plan = plan_scope(graph, scope, gpu, schedule)
+        # The memory of a result is another one in each turn, so that nothing may lie at a place in it.
+        plan = plan_scope(graph, scope, gpu, replace(schedule, pieces=False))
     except AstitchError:
         return None
     if plan is None or plan.kernel.block_groups or plan.kernel.pointer_table:

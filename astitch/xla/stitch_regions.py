@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from astitch.compile import compile_graph
+from astitch.device.gpu import Gpu
 from astitch.directives import NOTHING, Directives
 from astitch.faults import FaultLog, is_fault
 from astitch.graph.collectives import communicates
@@ -23,9 +24,11 @@ from astitch.hlo_import import read_part
 from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
+from astitch.search.patterns import make_fusion_graph
+from astitch.search.xla_fusions import propose
 from astitch.show.compilation import Body, Compilation
 from astitch.show.share import ONE_SIZE, ONLY_MOVES, SINGLE, list_regions
-from astitch.stitch_scope import Left
+from astitch.stitch_scope import Left, Scope
 from astitch.system.callbacks import pass_interrupt
 from astitch.xla.slices import SliceWrite
 from astitch.xla.updates import find_state_updates, find_turned_states
@@ -165,6 +168,12 @@ def _is_reduction(node: Node) -> bool:
     return OPS[node.op].kind is Kind.REDUCE or find_running(node) is not None
 
 
+def _is_one_fusion(graph: Graph, scope: Scope, gpu: Gpu) -> bool:
+    """Would XLA make one kernel of the ops of a scope, too, for all that is known?"""
+    proposal = next(propose(graph, scope, make_fusion_graph(graph, scope, gpu), gpu), None)
+    return proposal is None or len(proposal.fusions) < 2
+
+
 def find_unworthy(
     compilation: Compilation, slices: Mapping[str, Sequence[SliceWrite]]
 ) -> dict[str, str]:
@@ -172,7 +181,8 @@ def find_unworthy(
 
     They move elements, work on single ones, or write arrays of one size without a reduction.  XLA then also adds up the
     parts of a product, and computes an update of the loop's state where it writes it.  But it launches a fusion for
-    each update; a kernel that computes several writes them.  slices: see find_slices.
+    each update; a kernel that computes several writes them.  So it is with what XLA makes several fusions of, as the
+    step of a stencil.  slices: see find_slices.
     """
     graph = compilation.scopes.graph
     found: dict[str, str] = {}
@@ -189,6 +199,7 @@ def find_unworthy(
             not any(map(_is_reduction, members))
             and len({array_of(graph[name]).size for name in plan.scope.outputs}) == 1
             and len(slices.get(plan.kernel.name, ())) < 2
+            and _is_one_fusion(graph, plan.scope, compilation.gpu)
         ):
             found[plan.kernel.name] = ONE_SIZE
     return found
