@@ -18,7 +18,9 @@ ABOVE = {"fsdp/gathered": 1.08}
 """Memory as a share of the plain program's, where it is above 1.02; docs/decisions/0030 has the reasons."""
 
 
-@pytest.mark.parametrize("name", ["data/zero1", "experts/top2", "fsdp/gathered", "mesh/adamw"])
+@pytest.mark.parametrize(
+    "name", ["data/zero1", "experts/top2", "fsdp/gathered", "mesh/adamw", "mesh/constraints"]
+)
 def test_kernels_send_as_much_and_need_no_more_memory(name: str) -> None:
     program = PROGRAMS[name](devices(8))
     options = {"donate_argnums": program.donated, "out_shardings": program.results}
