@@ -28,7 +28,7 @@ Part = tuple[int, int]
 LARGE_BYTES = 8 << 20
 """So many bytes take longer than a launch: what reads or writes them is worth a kernel of its own."""
 
-PASSING_BYTES, SUMMED_SHARE = 1 << 20, 512
+PASSING_BYTES, SUMMED_SHARE = 2 << 20, 512
 """A value of so many bytes, and so many times as large as its sum, is not stored for the sum alone."""
 
 LONG_BYTES = 32 << 20
