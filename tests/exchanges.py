@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,12 +44,16 @@ def read_compiled(compiled: Any) -> Any:
 
 
 def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
-    """The collectives of a program, those in bodies of loops once.  compiled: a jax.stages.Compiled."""
+    """The collectives of a program, those in bodies of loops as often as these have turns, as far as XLA knows.
+
+    compiled: a jax.stages.Compiled.
+    """
     module = read_compiled(compiled)
     price = read_prices(compiled, gpu)
     schedule = {s.computation_id: s.sequence.instruction_ids for s in module.schedule.sequences}
     computations = {c.id: c for c in module.computations}
     found: list[Exchange] = []
+    turns = count_turns(module)
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
         order = [by_id[number] for number in schedule.get(computation.id, by_id)]
@@ -59,8 +64,31 @@ def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
                 given = _count_bytes(instruction, by_id)
                 sent = 2 * given if kind == "all-reduce" else max(given, _count_result(instruction))
                 took = LEAST_US + sent / gpu.link_gbs / 1e3
-                found.append(Exchange(kind, given, hidden, took))
+                times = turns.get(computation.id, 1)
+                found += [Exchange(kind, given, hidden, took)] * times
     return found
+
+
+def count_turns(module: Any) -> dict[int, int]:
+    """How often each computation runs that the program runs once or in loops with so many turns; not those of branches.
+
+    What such a computation wraps, as an asynchronous collective, is not among them.
+    """
+    computations = {c.id: c for c in module.computations}
+    found = {module.entry_computation_id: 1}
+    pending = [module.entry_computation_id]
+    while pending:
+        number = pending.pop()
+        for instruction in computations[number].instructions:
+            turns = _KNOWN_TURNS.search(instruction.backend_config)
+            if instruction.opcode == b"while" and turns:
+                for called in instruction.called_computation_ids:
+                    found[called] = found[number] * int(turns[1])
+                    pending.append(called)
+    return found
+
+
+_KNOWN_TURNS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 
 def count_exchanges(compiled: Any) -> Counter[tuple[str, int]]:
@@ -74,16 +102,19 @@ def count_exchanges(compiled: Any) -> Counter[tuple[str, int]]:
 def count_collectives(module: Any) -> Counter[tuple[str, int]]:
     """How often each kind of collective sends how many bytes, in an HloModuleProto at any point of XLA's compilation.
 
-    Those in bodies of loops and in branches count once, under names of their own.
+    Those in bodies of loops count as often as these have turns.  Those in branches, and in loops of which XLA does not
+    know this, count once, under names of their own.
     """
     computations = {c.id: c for c in module.computations}
     counts: Counter[tuple[str, int]] = Counter()
+    turns = count_turns(module)
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
         for instruction in computation.instructions:
             if kind := find_kind(instruction, computations):
-                place = "" if computation.id == module.entry_computation_id else " in a body"
-                counts[kind + place, _count_bytes(instruction, by_id)] += 1
+                place = "" if computation.id in turns else " in a body"
+                given = _count_bytes(instruction, by_id)
+                counts[kind + place, given] += turns.get(computation.id, 1)
     return counts
 
 

@@ -17,7 +17,14 @@ from astitch.graph.ops import OPS, Kind
 from astitch.hlo.schema import decode
 from astitch.show.compilation import Compilation
 from astitch.xla.hook import Stitching, read_module
-from tests.exchanges import HOLDERS, find_kind, list_until_done, read_compiled, read_prices
+from tests.exchanges import (
+    HOLDERS,
+    count_turns,
+    find_kind,
+    list_until_done,
+    read_compiled,
+    read_prices,
+)
 
 Ops = frozenset[str]
 """Names of instructions of the module that XLA hands over."""
@@ -90,8 +97,10 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """exchanged: the collectives of a program, in the order of its schedules.  prices: us of each op, its share of the
-    kernel that computes it; of several kernels the mean."""
+    """exchanged: the collectives of a program, in the order of its schedules, those of loops once a turn.
+
+    prices: us of each op, its share of the kernel that computes it; of several kernels the mean.
+    """
 
     exchanged: tuple[Exchanged, ...]
     prices: Mapping[str, float]
@@ -109,8 +118,10 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
     covered = _Covered(module, computations, origin)
     parts: dict[str, list[float]] = {}
     exchanged: list[Exchanged] = []
+    turns = count_turns(module)
     for scheduled in module.schedule.sequences:
         by_id = {i.id: i for i in computations[scheduled.computation_id].instructions}
+        times = turns.get(scheduled.computation_id, 1)
         order = [by_id[number] for number in scheduled.sequence.instruction_ids]
         before, behind = _find_order(order, covered)
         beside: dict[int, Ops] = {}
@@ -124,16 +135,15 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
                 beside[instruction.id] = _join(map(covered.list_ops, between))
                 names = covered.labels[instruction.id] & origin.collectives
                 reached = _reach(instruction.id, by_id)
-                exchanged.append(
-                    Exchanged(
-                        kind,
-                        names,
-                        before[instruction.id] | origin.find_before(names),
-                        behind[instruction.id],
-                        beside[instruction.id],
-                        _join(ops for number, ops in beside.items() if number in reached),
-                    )
+                found = Exchanged(
+                    kind,
+                    names,
+                    before[instruction.id] | origin.find_before(names),
+                    behind[instruction.id],
+                    beside[instruction.id],
+                    _join(ops for number, ops in beside.items() if number in reached),
                 )
+                exchanged += [found] * times
     return Waits(tuple(exchanged), {name: fmean(us) for name, us in parts.items()})
 
 

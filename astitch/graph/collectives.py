@@ -254,10 +254,18 @@ def find_conversions(graph: Graph) -> dict[str, str]:
     return reasons
 
 
-def _list_before(graph: Graph, name: str) -> list[str]:
-    """The ops from a conversion to a wider type on, up to what is sent; empty where there is none."""
+def widens_before(graph: Graph, name: str) -> bool:
+    """Would XLA move a conversion to the other side of a collective that alone read what it sends?"""
+    return bool(_list_before(graph, name, alone=False))
+
+
+def _list_before(graph: Graph, name: str, *, alone: bool = True) -> list[str]:
+    """The ops from a conversion to a wider type on, up to what is sent; empty where there is none.
+
+    alone: each has one reader.
+    """
     path: list[str] = []
-    while is_read_once(graph, name):
+    while not alone or is_read_once(graph, name):
         node = graph[name]
         path.append(name)
         if OPS[node.op].is_conversion:

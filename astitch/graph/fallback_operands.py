@@ -1,4 +1,4 @@
-"""Which ops XLA computes as it scatters or sorts: astitch leaves them, so that no kernel writes them for it to read."""
+"""Which ops XLA computes as it scatters, sorts or sends: astitch leaves them, so that no kernel writes them for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.finished_products import Finished
 from astitch.graph.ir import Graph, Node, ScatterAttrs, SortAttrs, WindowAttrs
 from astitch.graph.scatter_operands import choose_scatter_operands, split_operands
+from astitch.graph.sent_operands import choose_sent_operands
 from astitch.graph.stitchable import why_not_stitchable
 
 AS_ITS_OPERAND = "XLA computes it as an operand of %"
@@ -23,11 +24,11 @@ def find_fallback_operands(
     graph: Graph, left: Collection[str], most_bytes: float = math.inf
 ) -> Finished:
     """The graph in which a scatter alone reads what gives it its updates and places, a sort or a reduction of windows
-    the numbers that it reads; these ops, each with the op that reads them.
+    the numbers that it reads, a collective that sends late what it sends; these ops, each with the op that reads them.
 
     left: ops that XLA computes in any case.  most_bytes: what the program may take beside its arguments.
     What others read too is there once more, if it is cheap: messages along the edges of a graph are gathered from its
-    nodes, which are few.  See scatter_operands.py.
+    nodes, which are few.  See scatter_operands.py and sent_operands.py.
     """
     changed: dict[str, Node] = {}
     copies: dict[str, list[Node]] = {}  # by the op that they are copies of
@@ -35,6 +36,7 @@ def find_fallback_operands(
     names = set(graph.nodes)
     found: dict[str, str] = {}
     chosen = choose_scatter_operands(graph, left, most_bytes)
+    sent = choose_sent_operands(graph, left)
     for node in graph:
         if not why_not_stitchable(graph, node):
             continue
@@ -50,6 +52,8 @@ def find_fallback_operands(
             members |= set[str]().union(*(_trace_embedded(graph, o, left) for o in read))
         elif isinstance(node.attrs, SortAttrs | WindowAttrs):
             members = set().union(*(_trace_embedded(graph, o, left) for o in node.operands))
+        elif node.name in sent:
+            members = sent[node.name]
         else:
             continue
         own: dict[str, str] = {}  # the names of copies

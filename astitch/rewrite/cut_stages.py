@@ -16,7 +16,7 @@ import networkx as nx
 
 from astitch.graph.collectives import communicates, find_awaited, find_awaiting, find_combined
 from astitch.graph.dimensions import array_of, is_embedded
-from astitch.graph.ir import ArrayType, Graph
+from astitch.graph.ir import ArrayType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import stored_value
 
@@ -27,6 +27,9 @@ Part = tuple[int, int]
 
 LARGE_BYTES = 8 << 20
 """So many bytes take longer than a launch: what reads or writes them is worth a kernel of its own."""
+
+PASSING_BYTES, SUMMED_SHARE = 2 << 20, 512
+"""A value of so many bytes, and so many times as large as its sum, is not stored for the sum alone."""
 
 LONG_BYTES = 32 << 20
 """So many bytes take ten times as long as a launch, or longer."""
@@ -54,6 +57,8 @@ def cut_stages(
         for node in graph
         if node.name not in outside and OPS[node.op].kind is not Kind.SOURCE
     }
+    for name, mask in _find_passing(graph, parts):
+        awaited[name], parts[name] = mask, (stage[name], mask)
     awaiting, apart = find_waits(graph, parts), find_long_ends(graph, parts)
 
     def place(name: str) -> tuple[int, ...]:
@@ -66,6 +71,46 @@ def cut_stages(
     places = {name: place(name) for name in graph.nodes}
     numbers = {found: number for number, found in enumerate(sorted(set(places.values())))}
     return {name: numbers[found] for name, found in places.items()}
+
+
+def _find_passing(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str, int]]:
+    """Ops that move to the part that computes what they sum up, each with the collectives that wait for that part.
+
+    The part would store a large value for the sum alone.  Memory would hold it until XLA runs the sum, for which a late
+    collective waits, as one for the loss does.
+    """
+    for node in graph:
+        part = parts.get(node.name)
+        if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
+            continue
+        between, values = _trace_part(graph, parts, node)
+        before = {parts.get(name) for name in values}
+        first = before.pop() if len(before) == 1 else None
+        if first is None or first[0] != part[0] or part[1] & ~first[1]:
+            continue
+        own = between | {name for name in parts if parts[name] == first}
+        least = min(_count_bytes(graph, value) for value in values)
+        inner = between - {node.name}
+        if (
+            least >= max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
+            and not (inner | values).intersection(graph.outputs)
+            and all(own.issuperset(graph.users[value]) for value in values)
+            and all(between.issuperset(graph.users[name]) for name in inner)
+        ):
+            yield from ((name, first[1]) for name in between)
+
+
+def _trace_part(graph: Graph, parts: Mapping[str, Part], node: Node) -> tuple[set[str], set[str]]:
+    """The ops of a node's part that it waits for, with itself; the values of other parts that these read."""
+    between, values, pending = set[str](), set[str](), [node.name]
+    while pending:
+        name = pending.pop()
+        if parts.get(name) != parts[node.name]:
+            values.add(name)
+        elif name not in between:
+            between.add(name)
+            pending += (o for o in graph[name].operands if not is_embedded(graph, o))
+    return between, values
 
 
 def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.keep_in_turn import keep_in_turn
 from astitch.xla.marks import find_unmarked
 from astitch.xla.order_transposes import order_transposes
 from astitch.xla.prepare_kernels import Code
@@ -158,6 +159,7 @@ def stitch_module(
     for name, passed, cost in (
         ("tell_latencies", lambda: tell_latencies(new, gpu), "uses its own times of products"),
         ("run_beside", lambda: run_beside(new, gpu), "runs kernels later than it could"),
+        ("keep_in_turn", lambda: keep_in_turn(new, gpu), "carries what a loop sends over turns"),
     ):
         faults.attempt(
             passed, lambda: None, stage=name, subject=graph.name, cost=f"XLA's scheduler {cost}"

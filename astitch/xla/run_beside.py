@@ -64,7 +64,7 @@ class _Search:
                 mask |= self.before[other] | (1 << self.place[other])
             self.before[i.id] = mask
         self.left_us = {
-            i.id: _project_sent(i, self.by_id, gpu)
+            i.id: project_sent(i, self.by_id, gpu)
             for i in instructions
             if decode(i.opcode) in COLLECTIVES
         }
@@ -92,8 +92,8 @@ class _Search:
                 reader == kernel.id or reader in self.awaited
                 for reader in self.list_readers(number)
             ):
-                kept += _count_bytes(base)
-        return kept >= max(LEAST_BYTES, READ_SHARE * _count_bytes(kernel))
+                kept += count_bytes(base)
+        return kept >= max(LEAST_BYTES, READ_SHARE * count_bytes(kernel))
 
     def find_base(self, number: int) -> int:
         """The value of which another is a view."""
@@ -112,7 +112,7 @@ class _Search:
     def find_reader(self, kernel: Any) -> list[int]:
         """The first kernel behind the first collective that takes as long as one, and starts when all is there that the
         latter reads; else nothing."""
-        us, read = _read_us(kernel), self.before[kernel.id]
+        us, read = read_us(kernel, float("inf")), self.before[kernel.id]
         for sent, left in self.left_us.items():
             bit = 1 << self.place[sent]
             if us > left or read & bit or read & ~self.before[sent] & self.computed:
@@ -136,20 +136,20 @@ def _is_token(instruction: Any) -> bool:
     return bool(is_part and (shape.element_type, [*shape.dimensions]) == (U32, [1]))
 
 
-def _read_us(kernel: Any) -> float:
-    """The time that a kernel tells; without one it runs beside nothing."""
-    told = (e.value for e in kernel.frontend_attributes.map if e.key == LATENCY)
-    return next((int(value) / 1e3 for value in told), float("inf"))
+def read_us(instruction: Any, untold: float) -> float:
+    """The time that an instruction tells; untold: of one that tells none."""
+    told = (e.value for e in instruction.frontend_attributes.map if e.key == LATENCY)
+    return next((int(value) / 1e3 for value in told), untold)
 
 
-def _project_sent(collective: Any, by_id: Any, gpu: Gpu) -> float:
+def project_sent(collective: Any, by_id: Any, gpu: Gpu) -> float:
     """The least us of a collective.  An all-reduce sends parts of sums, and then the sums."""
-    given = sum(_count_bytes(by_id[o]) for o in collective.operand_ids)
+    given = sum(count_bytes(by_id[o]) for o in collective.operand_ids)
     is_sum = collective.opcode == b"all-reduce"
-    sent = 2 * given if is_sum else max(given, _count_bytes(collective))
+    sent = 2 * given if is_sum else max(given, count_bytes(collective))
     return LEAST_US + sent / gpu.link_gbs / 1e3
 
 
-def _count_bytes(instruction: Any) -> int:
+def count_bytes(instruction: Any) -> int:
     leaves = shape_leaves(instruction.shape)
     return sum(getattr(read_type(leaf, "a kernel"), "bytes", 0) for leaf, _ in leaves)

@@ -45,6 +45,54 @@ def test_a_sum_of_what_is_sent_is_apart(rows, to, awaited):
     assert stage["total"] > stage["sent"]
 
 
+@pytest.mark.parametrize(
+    ("case", "is_together"),
+    [
+        ({}, True),
+        ({"type_": "bf16"}, True),
+        ({"steps": 2}, True),
+        ({"rows": 256}, False),  # memory holds little
+        ({"is_sent": False}, False),  # XLA runs it beside a collective (run_beside.py)
+        ({"is_result": True}, False),  # memory holds it anyway
+        ({"dimensions": (1,)}, False),  # the sums are many
+    ],
+)
+def test_a_value_is_not_kept_for_a_sum_alone(case, is_together):
+    graph = write_loss(**case)
+    stage = cut(graph)
+    assert (stage["total"] == stage["error"] == stage["gradient"]) == is_together
+
+
+def write_loss(
+    rows: int = 4096,
+    type_: str = "f32",
+    dimensions: tuple[int, ...] = (0, 1),
+    steps: int = 1,
+    *,
+    is_sent: bool = True,
+    is_result: bool = False,
+) -> Graph:
+    """The sum of squares of what a gradient is computed from; it is sent with the norm of all devices' gradient.
+
+    steps: by which it is squared.
+    """
+    g = GraphBuilder()
+    shape, left = f"{type_}[{rows},256]", "" if len(dimensions) == 2 else f"{rows}"
+    x, y = g.parameter(shape, "x"), g.parameter(shape, "y")
+    error = g.op("subtract", shape, x, y, name="error")
+    gradient = g.op("tanh", shape, error, name="gradient")
+    square = g.op("multiply", shape, error, error)
+    for _ in range(steps - 1):
+        square = g.op("abs", shape, square)
+    total = g.reduce(square, dimensions, "add", name="total")
+    assert g.array(total) == g.array(g.parameter(f"{type_}[{left}]"))
+    received = send(g, gradient, "received", "f32")
+    norm = send(g, g.reduce(received, dimensions, "add"), "norm", "max")
+    if is_sent:
+        total = send(g, total, "totals", "max")
+    return g.build(norm, total, *([error] if is_result else []))
+
+
 def test_without_collectives_nothing_changes():
     g = GraphBuilder()
     y = g.op("tanh", "f32[64,256]", g.parameter("f32[64,256]"))
