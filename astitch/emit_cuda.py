@@ -325,9 +325,7 @@ class _Printer:
         pointers = [_point_to(parameter) for parameter in kernel.arguments]
         if kernel.scratch:
             pointers.append(Pointer("unsigned char", "scratch"))
-        bounds = (
-            f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
-        )
+        bounds = ", ".join(str(n) for n in (kernel.block, kernel.blocks_per_sm) if n)
         words = kernel.barrier_words if kernel.cooperative else 0
         return Entry(kernel.name, bounds, tuple(pointers), words, many=kernel.pointer_table)
 
@@ -338,10 +336,8 @@ class _Printer:
         for array in kernel.scratch:
             kind, name = STORAGE[named[array.source].dtype], named[array.source].name
             yield f"{kind}* const {name} = reinterpret_cast<{kind}*>(scratch + {array.offset});"
-        for piece in kernel.parameters:
-            if piece.whole:
-                whole = named[piece.whole].name
-                yield f"{STORAGE[piece.dtype]}* const {piece.name} = {whole} + {piece.start};"
+        for p in (p for p in kernel.parameters if p.whole):
+            yield f"{STORAGE[p.dtype]}* const {p.name} = {named[p.whole].name} + {p.start};"
         yield f"assume_threads<{kernel.block}>();"
         if kernel.shared_bytes:
             yield f"ASTITCH_SHARED_ARENA({kernel.shared_bytes});"

@@ -10,6 +10,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -89,6 +90,8 @@ MUCH_MEMORY, MUCH_SHARE = 16 << 20, 0.1
 """Bytes above the limit from which a split may take as long as XLA's fusions.  A share of the limit, arguments counted,
 is enough where the kernel does not meet often."""
 
+MUCH_SCRATCH = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's"
+
 LEAST_SAVED = 2 << 20
 """Bytes of scratch that are worth such a split."""
 
@@ -137,6 +140,9 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.symptom.value}: {self.detail}"
+
+
+UNPLANNED = Reason(Symptom.CODE_SIZE, "it is not planned as a whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,25 +515,15 @@ class _Splitter:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
             parts = divide_scope(graph, scope, self.gpu, penalty, cover)
-            if steps := self.find_steps(graph, scope):
+            if steps := _find_steps(graph, scope, self.gpu):
                 stepped = divide_scope(graph, scope, self.gpu, penalty, steps)
                 stepped_us = self.rate_draft(stepped, math.inf)
                 if stepped_us < self.rate_draft(parts, stepped_us):
                     cover, parts = steps, stepped
-            reason = Reason(Symptom.CODE_SIZE, "it is not planned as a whole")
             self.unplanned[structure] = _Best(
-                UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, reason, math.inf
+                UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, UNPLANNED, math.inf
             )
         return self.unplanned[structure]
-
-    def find_steps(self, graph: Graph, scope: Scope) -> Cover:
-        """The ops of each of the scope's steps (propose_steps); none where there is one, or one is too long to plan."""
-        fusion = make_fusion_graph(graph, scope, self.gpu)
-        proposal = propose_steps(fusion, read_vertices(graph, scope, fusion), self.gpu)
-        parts = [[*each_vertex(part)] for part in proposal.fusions] if proposal else []
-        if any(sum(fusion.statements[v] for v in part) > SURELY_LONG for part in parts):
-            return []
-        return [[name for v in part for name in fusion.members[v]] for part in parts]
 
     def split_as_known(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts, if one of its structure was: then it needs no plan as a whole."""
@@ -679,7 +675,8 @@ class _Splitter:
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
-            if self.find_least_peak(scope, parts) > fits or self.find_peak(scope, parts) > fits:
+            least = self.find_peak(scope, parts, drafted=False)
+            if least > fits or self.find_peak(scope, parts) > fits:
                 return math.inf
             return self.rate_draft(parts, math.inf)
 
@@ -689,10 +686,7 @@ class _Splitter:
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = rate(parts)
         mega = [bytes_ / 1e6 for bytes_ in (whole.kernel.scratch_bytes, peak, most_bytes)]
-        detail = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's".format(
-            *mega
-        )
-        reason = Reason(Symptom.MEMORY, detail)
+        reason = Reason(Symptom.MEMORY, MUCH_SCRATCH.format(*mega))
         if math.isinf(parts_us) or parts_us > bound_us:
             self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
             return
@@ -707,32 +701,23 @@ class _Splitter:
     def list_scratch(self) -> dict[str, int]:
         return {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
 
-    def find_peak(self, scope: Scope, parts: Scopes) -> int:
-        """The most bytes alive with these parts in the place of a scope, as they are drafted."""
-        return self.find_peak_with(
-            scope, parts, {part.name: self.find_scratch(parts.graph, part) for part in parts.scopes}
-        )
-
-    def find_least_peak(self, scope: Scope, parts: Scopes) -> int:
-        """What find_peak stays not below, before anything is drafted: as if no part had scratch."""
-        return self.find_peak_with(scope, parts, {})
-
-    def find_peak_with(self, scope: Scope, parts: Scopes, scratch: Mapping[str, int]) -> int:
+    def find_peak(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> int:
+        """The most bytes alive with these parts in the place of a scope, as they are drafted.  drafted=False: what that
+        stays not below, as if no part had scratch."""
+        scratch = self.list_scratch()
+        for part in parts.scopes if drafted else ():
+            scratch[part.name] = self.find_scratch(parts.graph, part)
         divided = replace_scope(self.scopes, scope.name, parts)
-        own = {**self.list_scratch(), **scratch}
-        return schedule(list_steps(divided, own, self.regions)).peak
+        return schedule(list_steps(divided, scratch, self.regions)).peak
 
     def find_scratch(self, graph: Graph, scope: Scope) -> int:
-        """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan, which is found when
-        the scope is rated."""
+        """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
         structure = structure_of(graph, scope)
         if structure not in self.drafted_scratch:
-            try:
+            with suppress(IllegalProduct):  # it is found when the scope is rated
                 plan = self.draft(graph, scope)
-            except IllegalProduct:
-                plan = None
-            self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
-        return self.drafted_scratch[structure]
+                self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
+        return self.drafted_scratch.get(structure, 0)
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -756,8 +741,8 @@ class _Splitter:
             return drafted_us
 
         penalty = estimate_penalty(self.gpu, max_statements=best.limit)
-        proposals = self.find_proposals(graph, scope, structure_of(graph, scope))
-        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=proposals)
+        known = self.find_proposals(graph, scope, structure_of(graph, scope))
+        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=known)
         fitting = divide_scope(graph, scope, self.gpu, penalty, cover)
         if math.isfinite(rate(fitting)):
             return fitting
@@ -783,6 +768,16 @@ class _Splitter:
         self.scopes = replace_scope(self.scopes, scope.name, parts)
         for part in parts.scopes:
             self.add(part, rounds - 1)
+
+
+def _find_steps(graph: Graph, scope: Scope, gpu: Gpu) -> Cover:
+    """The ops of each of a scope's steps (propose_steps); none where there is one, or one is too long to plan."""
+    fusion = make_fusion_graph(graph, scope, gpu)
+    proposal = propose_steps(fusion, read_vertices(graph, scope, fusion), gpu)
+    parts = [[*each_vertex(part)] for part in proposal.fusions] if proposal else []
+    if any(sum(fusion.statements[v] for v in part) > SURELY_LONG for part in parts):
+        return []
+    return [[name for v in part for name in fusion.members[v]] for part in parts]
 
 
 def _list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:
