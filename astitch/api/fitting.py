@@ -39,7 +39,7 @@ DOUBT = 1.03
 LEAST_PLANNED = 32 << 20
 """Bytes of a program that is worth a compilation of XLA's own version."""
 
-TIME_WORTH = 1.1
+TIME_WORTH = 1.15
 """The share of its projected memory-intensive time that a program may take to need no more memory than XLA's own."""
 
 
