@@ -29,6 +29,7 @@ from astitch.loops.plan import describe_loops, find_planned
 from astitch.pipeline import NAMES, Emitted, Job, Target, run_passes
 from astitch.program.steps import Program
 from astitch.search.build_program import NOT_EMITTED, build_program, leave_program
+from astitch.search.peak_memory import estimate_plain_peak
 from astitch.search.plan_scopes import Render, render_kernel
 from astitch.show.compilation import Compilation
 from astitch.show.explain import (
@@ -110,7 +111,16 @@ def compile_graph(
         return compilation
     told = directives.list_outcomes()
     limit = directives.memory_limit
-    return replace(compilation, faults=faults.found, directives=told, memory_limit=limit)
+    plain = _estimate_plain(graph) if target.in_xla else 0
+    return replace(
+        compilation, faults=faults.found, directives=told, memory_limit=limit, plain_bytes=plain
+    )
+
+
+def _estimate_plain(graph: Graph) -> int:
+    """The bytes that XLA alone takes for a program, at the least.  The passes asked for most of it."""
+    given = sum(graph[name].array.bytes for name in graph.parameters)
+    return given + estimate_plain_peak(graph)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:

@@ -1,18 +1,21 @@
 """A program compiled again until what XLA plans for it keeps to its memory limit, or comes as near as it gets.
 
 astitch plans by an estimate of what XLA will need.  Only XLA's compiled program says how much that is.  So where it is
-above the limit, the program is compiled again for as much less.
+above the limit, the program is compiled again for as much less.  Where nobody sets a limit, what XLA's own version
+takes is one; that version is compiled only where its estimate leaves a doubt.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from astitch.faults import FaultWarning, show_error
-from astitch.show.memory import estimate_bytes, warn_of_memory
+from astitch.show.memory import warn_of_memory
 from astitch.system.callbacks import pass_interrupt
+from astitch.xla.kept_stitchings import keep_fit
 
 if TYPE_CHECKING:
     from astitch.api.transformation import Compiling
@@ -20,18 +23,44 @@ if TYPE_CHECKING:
 CLOSER = (0.01, 0.04, 0.1)
 """The shares of the limit by which each next try asks for less than the last one missed: estimates are not exact."""
 
+CLOSER_TO_XLA = (0.0, 0.04)
+"""The same where the limit is what XLA's own version takes."""
+
+WITHOUT_LOOPS = "without loop_over_joined_rows\nwithout loop_over_matrices"
+"""Directives of the second try where a loop is a kernel: what rows or small matrices read and make lies in memory at
+once."""
+
+SHARE = 1.02
+"""How much of what XLA's own version takes a program may take."""
+
+DOUBT = 1.03
+"""How much of what XLA's own version is estimated to take, at the least, is in doubt: that version is compiled."""
+
+LEAST_PLANNED = 32 << 20
+"""Bytes of a program that is worth a compilation of XLA's own version."""
+
+TIME_WORTH = 1.15
+"""The share of its projected memory-intensive time that a program may take to need no more memory than XLA's own."""
+
 
 def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> Any:
     """The executable of XLA's, or one that takes less memory; a warning where that is more than the limit.
 
     made: the first one.  compile_: compiles again, with what `compiling` says.
     """
-    limit = compiling.memory_limit
-    if limit is None or not compiling.stitched or compiling.off:
+    if not compiling.stitched or compiling.off:
         return made
     planned = planned_bytes(made)
     if planned is None:
         return made
+    if compiling.memory_limit is None:
+        return _fit_xla(made, planned, compile_, compiling)
+    return _fit_limit(made, planned, compile_, compiling, compiling.memory_limit)
+
+
+def _fit_limit(
+    made: Any, planned: int, compile_: Callable[[], Any], compiling: Compiling, limit: int
+) -> Any:
     first = compiling.keep()
     best = first, made, planned
     asked = float(limit)
@@ -41,34 +70,98 @@ def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> 
             break
         missed = max(planned - limit, asked - limit + planned - estimated if estimated else 0)
         asked = max(asked - missed - closer * limit, 1)
-        compiling.start_anew(int(asked))
-        try:
-            other = compile_()
-            planned = planned_bytes(other)
-        except Exception as error:
-            pass_interrupt(error)
-            warnings.warn(
-                f"astitch: {compiling.name}: less memory cannot be had: {show_error(error)}\n  please report it",
-                FaultWarning,
-                stacklevel=5,
-            )
+        found = _compile_for(f"memory-limit {int(asked)}", compile_, compiling)
+        if found is None:
             break
-        if planned is None or not compiling.stitched:
-            break
+        other, planned = found
         if planned < best[2]:
             best = compiling.keep(), other, planned
     kept, made, planned = best
     compiling.go_back(kept)
     entry = compiling.entry
     if planned > limit and entry is not None:
-        warn_of_memory(entry.name, limit, planned, entry.compilation, stacklevel=6)
+        warn_of_memory(entry.name, limit, planned, entry.compilation, stacklevel=7)
     return made
+
+
+def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Compiling) -> Any:
+    """The same, where nobody sets a limit: XLA's own version does."""
+    first = compiling.made
+    if first is None or not first.plain_bytes or compiling.is_fitted or not compiling.is_alone:
+        return made
+    if len(compiling.devices) > 1:
+        return made  # less memory may cost what runs beside collectives, which no projection tells
+    if planned < LEAST_PLANNED or planned <= DOUBT * first.plain_bytes:
+        return made
+    plain = _plan_plain(compile_, compiling)
+    if plain is None:
+        return made
+    limit = SHARE * plain
+    best = compiling.keep(), made, planned, ""
+    asked = math.inf
+    for closer in CLOSER_TO_XLA:
+        estimated = _estimate(compiling)
+        without = WITHOUT_LOOPS if closer and _has_loops(compiling) else ""
+        if planned <= limit or (estimated > asked and not without):  # there is no smaller plan
+            break
+        beside = planned - estimated if estimated and not without else 0
+        asked = max((1 - closer) * limit - beside, 1)
+        told = f"memory-limit {asked:.0f}\n{without}"
+        found = _compile_for(told, compile_, compiling)
+        if found is None or compiling.made is None:
+            break
+        other, planned = found
+        is_slow = compiling.made.light_us > TIME_WORTH * first.light_us
+        if planned < best[2] and not is_slow:
+            best = compiling.keep(), other, planned, told
+    kept, made, planned, told = best
+    compiling.go_back(kept)
+    keep_fit(compiling.key, told)
+    return made
+
+
+def _has_loops(compiling: Compiling) -> bool:
+    """Is a loop one kernel in the last compile?"""
+    made = compiling.entry.compilation if compiling.entry else None
+    return made is not None and bool(made.loop_us)
+
+
+def _plan_plain(compile_: Callable[[], Any], compiling: Compiling) -> int | None:
+    """What XLA plans for its own version; None: it does not say."""
+    compiling.off = True
+    try:
+        return planned_bytes(compile_())
+    except Exception as error:
+        pass_interrupt(error)
+        return None
+    finally:
+        compiling.off = False
+
+
+def _compile_for(
+    told: str, compile_: Callable[[], Any], compiling: Compiling
+) -> tuple[Any, int] | None:
+    """The executable by such directives, and what XLA plans for it; None: there is none."""
+    compiling.start_anew(told)
+    try:
+        other = compile_()
+        planned = planned_bytes(other)
+    except Exception as error:
+        pass_interrupt(error)
+        warnings.warn(
+            f"astitch: {compiling.name}: less memory cannot be had: {show_error(error)}\n  please report it",
+            FaultWarning,
+            stacklevel=7,
+        )
+        return None
+    if planned is None or not compiling.stitched:
+        return None
+    return other, planned
 
 
 def _estimate(compiling: Compiling) -> int:
     """What the last compile's plan is estimated to take; 0: it is not known."""
-    made = compiling.entry.compilation if compiling.entry else None
-    return 0 if made is None else estimate_bytes(made)
+    return compiling.made.estimated if compiling.made else 0
 
 
 def planned_bytes(made: Any) -> int | None:

@@ -34,7 +34,7 @@ from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree, find_group
 from astitch.xla.device_timer import DeviceTimer
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
-from astitch.xla.kept_stitchings import Made, key_of, take_or_make
+from astitch.xla.kept_stitchings import Made, key_of, load_fit, take_or_make
 from astitch.xla.marks import read_marks
 
 if TYPE_CHECKING:
@@ -196,7 +196,10 @@ class Compiling:
     attends: it has such calls.
     called, stitched: what happened.  entry: the same for the report.
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
-    memory_limit: the bytes that the program is to take at most; None: nobody says.  less: what to ask for in its place.
+    memory_limit: the bytes that the program is to take at most; None: nobody says.  told: directives of a program that
+    is compiled again for less memory.
+    made: what became of the module last.  key: of the first one, in astitch's cache.
+    is_fitted: an earlier process compared its memory with what XLA's own version takes.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
 
@@ -212,7 +215,10 @@ class Compiling:
     refusal: Exception | None = None
     handed: Any | None = None
     memory_limit: int | None = None
-    less: int | None = None
+    told: str = ""
+    made: Made | None = None
+    key: str | None = None
+    is_fitted: bool = False
 
     @property
     def name(self) -> str:
@@ -234,10 +240,10 @@ class Compiling:
         """Does this process compile for itself?  Processes of one program compile as often as each other."""
         return find_group() is None
 
-    def start_anew(self, less: int) -> None:
-        """Makes the next compile stitch once more, for less memory."""
+    def start_anew(self, told: str) -> None:
+        """Makes the next compile stitch once more, for less memory.  told: the directives that ask for it."""
         journal.drop(self)
-        self.less = less
+        self.told = told
         self.called = self.stitched = False
 
     def keep(self) -> tuple[Any, ...]:
@@ -288,11 +294,10 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     settings = compiling.settings or read_settings(marks)
     if not compiling.attention:
         settings = replace(settings, attention=False)
-    if compiling.less is None:
-        compiling.memory_limit = read_directives(settings.stitch).of(name).memory_limit
+    if compiling.told:
+        settings = _tell(settings, compiling.told)
     else:
-        told = f"{settings.stitch}\n[*]\nmemory-limit {compiling.less}"
-        settings = replace(settings, stitch=told)
+        compiling.memory_limit = read_directives(settings.stitch).of(name).memory_limit
     try:
         gpu, device = _choose_gpu(settings, compiling.devices)
         made = _stitch(module, data, compiling, settings, gpu, device)
@@ -325,6 +330,7 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     )
     _note(compiling, entry)
     compiling.stitched = agreed.module is not None
+    compiling.made = kept
     compiling.is_passing |= bool(agreed.reason) and agreed.module is None
     compiling.attends = settings.attention and _has_attention(agreed.module)
     compiling.handed = module if compiling.stitched else None
@@ -367,19 +373,34 @@ def _stitch(
     """What an earlier process made of the module, or this one makes of it now."""
     tune = bool(settings.tune)
     timer = _choose_timer(settings, device)
-    marked = compiling.settings is None
-    key = key_of(
-        module,
-        gpu,
-        only_marked=marked,
-        strict=settings.strict,
-        tune=tune,
-        timed=timer is not None,
-        attention=settings.attention,
-        stitch=settings.stitch,
-    )
+
+    def find_key() -> str | None:
+        return key_of(
+            module,
+            gpu,
+            only_marked=compiling.settings is None,
+            strict=settings.strict,
+            tune=tune,
+            timed=timer is not None,
+            attention=settings.attention,
+            stitch=settings.stitch,
+        )
+
+    key = find_key()
+    if not compiling.told and compiling.memory_limit is None:
+        compiling.key = key
+        told = load_fit(key)
+        compiling.is_fitted = told is not None
+        if told:
+            settings = _tell(settings, told)
+            key = find_key()
     make = functools.partial(_compile, module, data, compiling, settings, gpu, device, timer)
     return take_or_make(module, key, make)
+
+
+def _tell(settings: Settings, told: str) -> Settings:
+    """The settings with more directives, for all programs."""
+    return replace(settings, stitch=f"{settings.stitch}\n[*]\n{told}")
 
 
 def _compile(

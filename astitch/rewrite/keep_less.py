@@ -17,7 +17,7 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.edit import free_name, keep_live_nodes
-from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ir import ArrayType, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import stored_value
 from astitch.rewrite.recompute import LEAST_BYTES, Recomputed, Staged, Traffic
@@ -137,7 +137,14 @@ class _Cut:
         return round(price * self.traffic.bytes_of(name))
 
     def may_repeat(self, name: str) -> bool:
-        return self.traffic.may_repeat(name) and self.staged.stage[name] <= self.behind
+        turns = self.turns(self.graph[name]) and self.traffic.is_stitched(name)
+        is_light = turns or self.traffic.may_repeat(name)
+        return is_light and self.staged.stage[name] <= self.behind
+
+    @staticmethod
+    def turns(node: Node) -> bool:
+        """Is it a transpose?  A factor that a product reads late may be one."""
+        return isinstance(node.attrs, TransposeAttrs)
 
     def choose(self) -> dict[int, frozenset[str]]:
         """The ops that each later stage computes again."""
@@ -198,9 +205,10 @@ class _Cut:
         return network, opened
 
     def effort(self, node: Node) -> int:
-        """What it costs to compute an op again, and to store it again for a library."""
-        again = self.traffic.bytes_of(node.name) if node.name in self.stored else 0
-        return self.traffic.effort(node) + again
+        """What it costs to compute an op again, and to store it again for a library.  A transpose reads across."""
+        size = self.traffic.bytes_of(node.name)
+        again = size if node.name in self.stored else 0
+        return self.traffic.effort(node) + again + (size if self.turns(node) else 0)
 
 
 def place_of(staged: Staged, reader: str) -> int | None:

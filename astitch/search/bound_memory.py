@@ -231,7 +231,7 @@ def _make_step(
     writes += [m for m in members if m in scope.outputs and is_embedded(graph, m)]
     name = _step_name(scope.name, *group)
     apart = find_apart(graph, members, reads, writes)
-    return MemoryStep(name, frozenset(reads), tuple(writes), apart=apart)
+    return MemoryStep(name, frozenset(reads), tuple(writes), apart=apart, is_kernel=True)
 
 
 def _refuse(parts: Scopes) -> tuple[Refusal, ...]:

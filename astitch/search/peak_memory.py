@@ -36,6 +36,7 @@ class MemoryStep:
     """One step.  reads, writes: buffers.  scratch: bytes that it needs for itself while it runs.
 
     apart: buffers that it reads and no result of its own takes over.
+    is_kernel: of ours, so that it may be made to wait (see xla/run_late.py).
     """
 
     name: str
@@ -43,6 +44,7 @@ class MemoryStep:
     writes: tuple[str, ...]
     scratch: int = 0
     apart: frozenset[str] = frozenset()
+    is_kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,8 @@ def _make_kernel_step(graph: Graph, scope: Scope, scratch: int) -> MemoryStep:
     reads = _stored(graph, scope.inputs)
     writes = tuple(dict.fromkeys(storage_name(graph, o) for o in scope.outputs))
     writes = tuple(w for w in writes if w not in reads)
-    return MemoryStep(
-        scope.name, reads, writes, scratch, find_apart(graph, scope.members, reads, writes)
-    )
+    apart = find_apart(graph, scope.members, reads, writes)
+    return MemoryStep(scope.name, reads, writes, scratch, apart, is_kernel=True)
 
 
 def find_apart(
@@ -334,11 +335,56 @@ def _bytes_of(graph: Graph, buffer: str) -> int:
 
 def schedule(program: MemorySteps) -> MemoryUse:
     """The best of three orders: as the steps are listed, by what frees the most bytes next, and each step behind all
-    that it alone waits for."""
-    listed = measure(program, range(len(program.steps)))
-    greedy = measure(program, tuple(_order_greedily(program)))
-    deep = measure(program, tuple(_order_by_depth(program)))
-    return min(listed, greedy, deep, key=lambda use: use.peak)
+    that it alone waits for.  Or of the same with kernels of ours that make much of little as late as they can run."""
+    orders: list[Sequence[int]] = [
+        range(len(program.steps)),
+        tuple(_order_greedily(program)),
+        tuple(_order_by_depth(program)),
+    ]
+    if late := {n for n, step in enumerate(program.steps) if _makes_much(program, step)}:
+        orders += [tuple(_order_late(program, order, late)) for order in orders]
+    return min((measure(program, order) for order in orders), key=lambda use: use.peak)
+
+
+MUCH_SHARE = 2
+"""So many times what it reads of computed values a kernel makes that waits for what is read with its results."""
+
+LEAST_MUCH = 1 << 20
+"""Bytes that are worth it."""
+
+
+def makes_much(made: int, read: int) -> bool:
+    """Does a kernel of ours run as late as it can?  made: bytes of its results, beside those over arguments.  read: of
+    what others compute for it, which memory holds as long."""
+    return made >= max(LEAST_MUCH, MUCH_SHARE * read)
+
+
+def _makes_much(program: MemorySteps, step: MemoryStep) -> bool:
+    if not step.is_kernel or program.results.intersection(step.writes):
+        return False
+    sizes, over = program.sizes, program.over
+    made = sum(sizes[w] for w in step.writes if w not in over)
+    return makes_much(made, sum(sizes.get(b, 0) for b in step.reads))
+
+
+def _order_late(program: MemorySteps, order: Sequence[int], late: Collection[int]) -> Iterator[int]:
+    """The same order, but each of the `late` right before the first step that reads what it makes."""
+    steps = program.steps
+    writer = {w: number for number, step in enumerate(steps) for w in step.writes}
+    awaited = {writer[b] for step in steps for b in step.reads if b in writer}
+    done = [False] * len(steps)
+    for first in (*(n for n in order if n not in late or n not in awaited), *order):
+        waiting = [first]
+        while waiting:
+            number = waiting[-1]
+            before = {writer[b] for b in steps[number].reads if b in writer}
+            if done[number] or not (left := sorted(n for n in before if not done[n])):
+                waiting.pop()
+                if not done[number]:
+                    done[number] = True
+                    yield number
+            else:
+                waiting += left
 
 
 def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:

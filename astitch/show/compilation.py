@@ -39,6 +39,7 @@ class Compilation:
     projected.
     faults: the errors inside astitch, see faults.py.  directives: what came of each, a line for each.
     memory_limit: the bytes that the program is to take at most; None: nobody says.
+    plain_bytes: what XLA alone is estimated to take, at the least: arguments, results and temporaries.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -57,6 +58,7 @@ class Compilation:
     loop_us: tuple[float, ...] = ()
     directives: tuple[str, ...] = ()
     memory_limit: int | None = None
+    plain_bytes: int = 0
 
     @cached_property
     def share(self) -> Share:

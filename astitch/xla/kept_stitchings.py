@@ -15,14 +15,16 @@ from typing import Any
 from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.directives import fingerprint as fingerprint_directives
+from astitch.errors import AstitchError
 from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.show.compilation import Compilation
+from astitch.show.memory import estimate_bytes
 from astitch.toolchain import nvrtc
 from astitch.xla.agreement import digest_module
 from astitch.xla.hook import Stitching, read_module
 from astitch.xla.module_cache import LONGEST_WAIT_S, fingerprint, open_cache
 
-FORM = "astitch hook 2"
+FORM = "astitch hook 3"
 
 _LENGTH_BYTES = 4
 
@@ -33,6 +35,8 @@ class Made:
 
     module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
     where an earlier process made it.  share: how much is stitched, in words.
+    estimated, plain_bytes: what it and what XLA's own version is estimated to take, the latter at the least; 0: it is
+    not known.  light_us: its memory-intensive time, as projected.
     """
 
     module: bytes | None
@@ -40,12 +44,31 @@ class Made:
     reason: str
     share: str = ""
     compilation: Compilation | None = field(default=None, compare=False)
+    estimated: int = 0
+    plain_bytes: int = 0
+    light_us: float = 0.0
 
     @staticmethod
     def of(stitching: Stitching) -> Made:
-        share = stitching.compilation.share.headline
-        kernels, reason = stitching.kernels, stitching.reason
-        return Made(stitching.module, kernels, reason, share, stitching.compilation)
+        found = stitching.compilation
+        share = found.share
+        return Made(
+            stitching.module,
+            stitching.kernels,
+            stitching.reason,
+            share.headline,
+            found,
+            _estimate(found) if stitching.module else 0,
+            found.plain_bytes,
+            share.stitched_us + share.left_us,
+        )
+
+
+def _estimate(compilation: Compilation) -> int:
+    try:
+        return estimate_bytes(compilation)
+    except AstitchError:
+        return 0
 
 
 def key_of(
@@ -123,12 +146,33 @@ def _load(key: str, module: Any) -> Made | None:
 
 def pack(made: Made) -> bytes:
     """An entry's content: length of the JSON header, header, module."""
-    header = json.dumps([made.module is not None, made.kernels, made.reason, made.share]).encode()
+    told = made.kernels, made.reason, made.share, made.estimated, made.plain_bytes, made.light_us
+    header = json.dumps([made.module is not None, *told]).encode()
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + (made.module or b"")
 
 
 def unpack(data: bytes) -> Made:
     """What was packed, without its compilation."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    stitched, kernels, reason, share = json.loads(data[_LENGTH_BYTES:end])
-    return Made(data[end:] if stitched else None, kernels, reason, share)
+    stitched, kernels, reason, share, *numbers = json.loads(data[_LENGTH_BYTES:end])
+    return Made(data[end:] if stitched else None, kernels, reason, share, None, *numbers)
+
+
+# ---- what keeps a program to XLA's memory ------------------------------------------------------------------------
+
+
+def load_fit(key: str | None) -> str | None:
+    """The directives by which an earlier process had a program of this key take no more memory than XLA's own version
+    does; the empty string: none are needed, or none help.  None: nobody looked."""
+    data = open_cache().load(_fit_of(key)) if key else None
+    return None if data is None else data.decode()
+
+
+def keep_fit(key: str | None, told: str) -> None:
+    """For load_fit of another process."""
+    if key:
+        open_cache().store(_fit_of(key), told.encode())
+
+
+def _fit_of(key: str) -> str:
+    return hashlib.sha256(f"{key} fit".encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,6 +26,7 @@ from astitch.search.bound_memory import bound_memory
 from astitch.search.peak_memory import (
     MemoryStep,
     MemorySteps,
+    _order_late,
     estimate_plain_peak,
     find_alive,
     list_plain_steps,
@@ -53,6 +55,49 @@ def test_what_nobody_reads_any_more_is_free() -> None:
 def test_a_result_takes_over_an_equally_large_operand() -> None:
     steps = steps_of(("a", "p", "a", 100), ("b", "a", "b", 100), ("c", "b", "c", 60), results="c")
     assert measure(steps, (0, 1, 2)).alive == (100, 100, 160)
+
+
+MB = 1 << 20
+
+
+def make_late(*, is_kernel: bool) -> MemorySteps:
+    """z is made of an argument for the product of z and s; s comes of one large value after another."""
+    rows = (
+        ("z", "p", "z", 200 * MB),
+        ("a", "p", "a", 400 * MB),
+        ("s", "a", "s", MB),
+        ("b", "s", "b", 400 * MB),
+        ("w", "a b", "w", MB),
+        ("product", "z w", "product", MB),
+    )
+    made = steps_of(*rows, results="product")
+    steps = tuple(replace(step, is_kernel=is_kernel) for step in made.steps)
+    return replace(made, steps=steps)
+
+
+def test_what_is_made_of_little_runs_right_before_it_is_read() -> None:
+    program = make_late(is_kernel=True)
+    assert [*_order_late(program, range(6), {0})] == [1, 2, 3, 4, 0, 5]
+    late = measure(program, [*_order_late(program, range(6), {0})])
+    assert late.peak == measure(program, range(6)).peak - 200 * MB
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_late_steps_come_behind_what_they_read(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 12))
+    rows = []
+    for n in range(count):
+        read = data.draw(st.sets(st.integers(0, n - 1), max_size=3)) if n else set()
+        rows.append((f"s{n}", " ".join(f"v{r}" for r in read), f"v{n}", MB))
+    program = steps_of(*rows)
+    late = data.draw(st.sets(st.integers(0, count - 1)))
+    order = [*_order_late(program, range(count), late)]
+    assert sorted(order) == [*range(count)]
+    done: set[str] = set()
+    for number in order:
+        assert program.steps[number].reads <= done
+        done.update(program.steps[number].writes)
 
 
 def test_what_is_read_elsewhere_is_not_taken_over() -> None:

@@ -119,8 +119,10 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
         def keep(self) -> tuple[Any, ...]:
             return ("first",)
 
-        def start_anew(self, less: int) -> None:
-            calls.append(less)
+        made = None
+
+        def start_anew(self, told: str) -> None:
+            calls.append(told)
 
         def go_back(self, kept: tuple[Any, ...]) -> None:
             calls.append(kept)
@@ -131,3 +133,106 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
     with pytest.warns(FaultWarning, match="less memory cannot be had"):
         assert fitting.fit_memory("made", fail, Compiling()) == "made"  # type: ignore[arg-type]
     assert calls[-1] == ("first",)
+
+
+# ---- no limit: what XLA's own version takes is one ---------------------------------------------------------------
+
+WORDS, VECTOR, PAIRS = 200_000, 128, 16384
+
+
+def skip_grams(tables: Any, words: Any, near: Any, far: Any) -> Any:
+    """A step of word2vec with negative samples: a kernel for both tables keeps both gradients at once."""
+
+    def loss(tables: Any) -> Any:
+        v = tables[0][words]
+        good = (v * tables[1][near]).sum(-1)
+        bad = jnp.einsum("bd,bkd->bk", v, tables[1][far])
+        return -jnp.mean(jax.nn.log_sigmoid(good) + jax.nn.log_sigmoid(-bad).sum(-1))
+
+    value, gradients = jax.value_and_grad(loss)(tables)
+    return [a - 0.1 * b for a, b in zip(tables, gradients, strict=True)], value
+
+
+def interact(weights: Any, x: Any) -> Any:
+    """Training of two layers of feature interactions (xDeepFM): each product of features is a factor of two products,
+    one of which comes late."""
+
+    def loss(weights: Any) -> Any:
+        made, total = x, 0.0
+        for w in weights:
+            pairs = jnp.einsum("bfd,bgd->bfgd", x, made)
+            made = jax.nn.relu(jnp.einsum("bfgd,hfg->bhd", pairs, w))
+            total += jnp.square(made.sum(-1)).mean()
+        return total
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return [a - 0.1 * b for a, b in zip(weights, gradients, strict=True)], value
+
+
+def shape(*sizes: int, dtype: Any = jnp.float32) -> Any:
+    from jax.sharding import SingleDeviceSharding
+
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=SingleDeviceSharding(devices()[0]))
+
+
+def words(*sizes: int) -> Any:
+    return shape(*sizes, dtype=jnp.int32)
+
+
+PROGRAMS = {
+    "word2vec": (
+        skip_grams,
+        lambda: (
+            [shape(WORDS, VECTOR)] * 2,
+            words(PAIRS),
+            words(PAIRS),
+            words(PAIRS, 8),
+        ),
+    ),
+    "xdeepfm": (interact, lambda: ([shape(64, 26, 26), shape(64, 26, 64)], shape(1024, 26, 16))),
+}
+
+
+def plan_program(name: str, *, stitches: bool = True) -> int:
+    step, make = PROGRAMS[name]
+    jax.clear_caches()
+    with astitch.enabled(gpu=GPU) if stitches else nullcontext():
+        traced = jax.jit(step, donate_argnums=0).trace(*make())
+        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    planned = fitting.planned_bytes(compiled.runtime_executable())
+    assert planned is not None
+    return planned
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_program_takes_more_than_xlas_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    compile_for = fitting._compile_for
+
+    def note(told: str, *rest: Any) -> Any:
+        asked.append(told)
+        return compile_for(told, *rest)
+
+    monkeypatch.setattr(fitting, "_compile_for", note)
+    monkeypatch.setattr(fitting, "TIME_WORTH", 1.5)  # transposes are computed again
+    xla = plan_program(name, stitches=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planned = plan_program(name)
+    assert planned <= fitting.SHARE * xla and asked
+    tries = len(asked)
+    assert plan_program(name) == planned and len(asked) == tries, "what was found is kept"
+    monkeypatch.setattr(fitting, "DOUBT", float("inf"))
+    monkeypatch.setattr("astitch.api.transformation.load_fit", lambda key: None)
+    assert plan_program(name) > fitting.SHARE * xla
+
+
+def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_plan_plain", lambda *_: pytest.fail("it is"))
+    monkeypatch.setattr(fitting, "DOUBT", 1.5)
+    plan(make_step(jax.nn.gelu))
+
+
+def test_a_slower_program_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "TIME_WORTH", 0.5)
+    assert plan_program("word2vec") > fitting.SHARE * plan_program("word2vec", stitches=False)

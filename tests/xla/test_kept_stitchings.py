@@ -15,7 +15,15 @@ from astitch.show.compilation import Compilation
 from astitch.show.share import Share
 from astitch.xla import kept_stitchings
 from astitch.xla.hook import Stitching, read_module
-from astitch.xla.kept_stitchings import Made, key_of, pack, take_or_make, unpack
+from astitch.xla.kept_stitchings import (
+    Made,
+    keep_fit,
+    key_of,
+    load_fit,
+    pack,
+    take_or_make,
+    unpack,
+)
 from astitch.xla.module_cache import cache_at
 
 H100 = preset("h100")
@@ -78,6 +86,7 @@ def empty_compilation() -> Compilation:
     compilation = object.__new__(Compilation)
     object.__setattr__(compilation, "faults", ())
     object.__setattr__(compilation, "share", Share(1, 5.0, ()))
+    object.__setattr__(compilation, "plain_bytes", 100)
     return compilation
 
 
@@ -85,6 +94,7 @@ def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(kept_stitchings, "open_cache", lambda: cache_at(tmp_path))
+    monkeypatch.setattr(kept_stitchings, "estimate_bytes", lambda found: 70)
     module = module_of(double, X)
     module.id = 3
     stitched = bytes(module.SerializeToString())
@@ -102,6 +112,7 @@ def test_it_is_made_once_and_has_the_number_of_what_was_handed_over(
     assert made == 1 and kept.module is not None and kept.compilation is None
     assert read_module(kept.module).id == 8 and kept.kernels == 2
     assert kept.share.startswith("100 % of the projected")
+    assert (kept.estimated, kept.plain_bytes, kept.light_us) == (70, 100, 5.0)
     take_or_make(module, None, make)
     assert made == 2
 
@@ -115,3 +126,14 @@ def test_a_damaged_entry_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
     file.write_bytes(file.read_bytes()[:-3])
     made = take_or_make(module, "key", lambda: Stitching(compilation, None, reason="again"))
     assert made.reason == "again"
+
+
+def test_what_fits_is_kept_by_the_key_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kept_stitchings, "open_cache", lambda: cache_at(tmp_path))
+    keep_fit("one", "memory-limit 70\n")
+    keep_fit("other", "")
+    keep_fit(None, "memory-limit 3")
+    assert load_fit("one") == "memory-limit 70\n" and load_fit("other") == ""
+    assert load_fit("third") is None and load_fit(None) is None
