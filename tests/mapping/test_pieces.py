@@ -177,3 +177,24 @@ def test_no_memory_is_taken_over_and_none_spread() -> None:
 
 def test_a_schedule_says_so() -> None:
     assert str(replace(DEFAULT, pieces=False)) == "no pieces"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 2048, 2048), (3, 1030, 2052)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_on_a_gpu(name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    import astitch
+
+    def turns(u: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda _, v: stacked(v), u)
+
+    given = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    for function in (FUNCTIONS[name], turns):
+        with astitch.enabled():
+            results = jax.tree.leaves(jax.jit(lambda u, fn=function: fn(u))(given))
+        wanted = jax.tree.leaves(jax.jit(function)(given.astype(np.float32)))
+        for got, want in zip(results, wanted, strict=True):
+            distance = np.linalg.norm(np.asarray(got, np.float64) - np.asarray(want, np.float64))
+            bound = 1e-5 if dtype is np.float32 else 5e-2
+            assert distance <= bound * np.linalg.norm(want)
