@@ -39,8 +39,10 @@ DOUBT = 1.03
 LEAST_PLANNED = 32 << 20
 """Bytes of a program that is worth a compilation of XLA's own version."""
 
-TIME_WORTH = 1.15
-"""The share of its projected memory-intensive time that a program may take to need no more memory than XLA's own."""
+TIME_WORTH = 1.06
+"""The share of its projected memory-intensive time that a program may take to need no more memory than XLA's own.
+With 1.09 a mesh's gradient took 591 us on an H200 where `jax.jit` takes 436; with 1.06 a training step took 1,654 of
+1,933."""
 
 
 def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> Any:
