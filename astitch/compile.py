@@ -111,7 +111,15 @@ def compile_graph(
         return compilation
     told = directives.list_outcomes()
     limit = directives.memory_limit
-    plain = _estimate_plain(graph) if target.in_xla else 0
+    plain = 0
+    if target.in_xla:
+        plain = faults.attempt(
+            lambda: _estimate_plain(graph),
+            lambda: 0,
+            stage="estimate_plain_peak",
+            subject=graph.name,
+            cost="its memory is not compared with that of XLA's own version",
+        )
     return replace(
         compilation, faults=faults.found, directives=told, memory_limit=limit, plain_bytes=plain
     )

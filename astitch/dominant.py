@@ -9,7 +9,7 @@ one of them, a reduce if there is one, is the dominant and its thread mapping is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -165,16 +165,24 @@ def find_pieces(graph: Graph, scope: Scope) -> dict[str, Piece]:
     share once for each, or read it from scratch behind a barrier of the grid.
     """
     inside = set(scope.members)
-    outputs = {stored_value(graph, output) for output in scope.outputs}
+    outputs = dict.fromkeys(stored_value(graph, output) for output in scope.outputs)
     found: dict[str, Piece] = {}
-    for whole in outputs & inside:
-        if graph.users[whole] and not inside.isdisjoint(graph.users[whole]):
+    for whole in outputs:  # in their order: of two that have a piece in common the first gets it
+        if whole not in inside or _is_read(graph, whole, inside):
             continue
         pieces = _list_pieces(graph, graph[whole], inside)
         names = {piece.name for piece in pieces}
-        if len(names) == len(pieces) and names.isdisjoint(outputs | found.keys()):
+        if len(names) == len(pieces) and names.isdisjoint(outputs.keys() | found.keys()):
             found |= {piece.name: piece for piece in pieces}
     return found
+
+
+def _is_read(graph: Graph, name: str, inside: Collection[str]) -> bool:
+    """Does one of the ops read a value or a view of it?"""
+    return any(
+        _is_read(graph, user, inside) if OPS[graph[user].op].is_view else user in inside
+        for user in graph.users[name]
+    )
 
 
 def _list_pieces(graph: Graph, whole: Node, inside: set[str]) -> list[Piece]:

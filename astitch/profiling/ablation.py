@@ -7,7 +7,7 @@ The first cuts where XLA's fusion does, at every reduce and before every heavy o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu
@@ -93,7 +93,7 @@ def separate_dominants(groups: Groups) -> Groups:
     if separate and waiting:
         last = separate[-1]
         separate[-1] = Group(last.dominant, (), (*last.members, *waiting))
-    return Groups(groups.scope, groups.candidates, tuple(separate))
+    return replace(groups, groups=tuple(separate))
 
 
 def cut_like_xla(graph: Graph, scope: Scope) -> tuple[Scope, ...]:

@@ -6,7 +6,8 @@ must meet; then less is kept in shared memory, and Regional buffers are demoted,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from astitch.cost.projected_latency import Projection, project
@@ -20,8 +21,10 @@ from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS
+from astitch.graph.storage import storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.fold import count_folded
+from astitch.kernel.in_place import find_uses, writes_where_it_read
 from astitch.kernel.lower import REGISTERS_FOR_CODE, lower
 from astitch.kernel.shared_memory import place_shared
 from astitch.kernel.visit_statements import list_statements
@@ -320,6 +323,9 @@ def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
 SPILLED_BYTES = 64
 """Bytes that a thread stores to and loads from its stack: less is not felt."""
 
+OVER_SHARE = 0.9
+"""The share of its time that pieces may take of an output that could lie over an argument: pieces cannot."""
+
 WHOLE = Schedule(pieces=False)
 """The rules' schedule, but that outputs are written as wholes."""
 
@@ -332,12 +338,33 @@ def _plan_by_rules(graph: Graph, scope: Scope, gpu: Gpu) -> Plan | None:
         return None
     if not groups.pieces:
         return plan_groups(graph, groups, gpu, DEFAULT)
-    whole = _plan_schedule(graph, scope, gpu, WHOLE)
     try:
         pieces = plan_groups(graph, groups, gpu, DEFAULT)
     except IllegalProduct:
-        return whole
-    return min((pieces, whole), key=lambda plan: project(plan.kernel, gpu, work=plan.work).time_us)
+        return _plan_schedule(graph, scope, gpu, WHOLE)
+    try:
+        whole = _plan_schedule(graph, scope, gpu, WHOLE)
+    except IllegalProduct:
+        return pieces
+    pieces_us, whole_us = (project(p.kernel, gpu, work=p.work).time_us for p in (pieces, whole))
+    wholes = {piece.whole for piece in groups.pieces.values()}
+    share = OVER_SHARE if _may_lie_over(graph, whole.kernel, wholes) else 1.0
+    return pieces if pieces_us <= share * whole_us else whole
+
+
+def _may_lie_over(graph: Graph, kernel: k.Kernel, outputs: Collection[str]) -> bool:
+    """Could a kernel without scratch write one of these outputs over an argument?  Where it could not XLA copies that
+    one first."""
+    if kernel.scratch:
+        return False
+    uses = find_uses(kernel.body, {p.name for p in kernel.arguments})
+    return any(
+        writes_where_it_read(old.name, new.name, uses)
+        for new in kernel.arguments
+        for old in kernel.arguments
+        if new.source in outputs and not old.written
+        if storage_type(graph, old.source).bytes == storage_type(graph, new.source).bytes
+    )
 
 
 def _plan_schedule(graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule) -> Plan:
@@ -352,9 +379,10 @@ def _narrow(graph: Graph, scope: Scope, gpu: Gpu, spilling: Plan, observe: Obser
     of 64 registers; one of each 12 bytes.
     """
     for schedule in (*(replace(DEFAULT, access_bytes=n) for n in (8, 4)), WHOLE):
-        plan = _plan_schedule(graph, scope, gpu, schedule)
-        if _count_spilled(plan, gpu, observe) <= SPILLED_BYTES:
-            return plan
+        with suppress(IllegalProduct):  # no kernel of this schedule fits
+            plan = _plan_schedule(graph, scope, gpu, schedule)
+            if _count_spilled(plan, gpu, observe) <= SPILLED_BYTES:
+                return plan
     return spilling
 
 
@@ -390,10 +418,9 @@ def plan_scope(
     default = default or _plan_by_rules(graph, scope, gpu)
     if default is None or schedule is not None:
         return default
-    groups = default.arrangement.groups
-    if groups.pieces and _count_spilled(default, gpu, observe) > SPILLED_BYTES:
+    pieces = default.arrangement.groups.pieces
+    if pieces and _count_spilled(default, gpu, observe) > SPILLED_BYTES:
         default = _narrow(graph, scope, gpu, default, observe)
-        groups = default.arrangement.groups
     budget = _budget(scope)
     if not budget:
         return default
@@ -402,7 +429,7 @@ def plan_scope(
         return default
     if SEARCH_FROM_US <= time_us < SEARCH_WHOLLY_FROM_US:
         budget = -(-budget // 2)
-    ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
+    ranked = rank_plans(graph, scope, gpu, budget=budget, default=default)
     wanted = _in_order(ranked, default)[:MOST_OBSERVED]
     if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it
         return wanted[0]
@@ -530,15 +557,15 @@ def rank_plans(
     gpu: Gpu,
     *,
     budget: int = MOST_CANDIDATES,
-    groups: Groups | None = None,
     default: Plan | None = None,
 ) -> Ranked:
     """Plans of a scope with their projections, the fastest first; of those with the same kernel one.
 
     budget: how many are lowered beside the default, of the first three times as many.  A candidate is lowered only if
-    its bound is better than the best projection so far.  groups, default: if they are known.
+    its bound is better than the best projection so far.  default: the plan with the rules' schedule, if it is known;
+    the others write its outputs as it does, in pieces or as wholes.
     """
-    groups = groups or choose_dominants(graph, scope)
+    groups = default.arrangement.groups if default else choose_dominants(graph, scope)
     known = RootReads(graph, groups)
     default = default or _plan_known(known, gpu, DEFAULT)
     schedules = [

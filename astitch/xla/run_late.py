@@ -14,12 +14,11 @@ import networkx as nx
 
 from astitch.graph.collectives import COLLECTIVES
 from astitch.hlo.schema import decode
-from astitch.hlo.shapes import read_type, shape_leaves
 from astitch.search.peak_memory import makes_much
 from astitch.xla.control_dependencies import add_control_dependencies, list_before
+from astitch.xla.run_beside import SOURCES, count_bytes
 from astitch.xla.write_module import TARGET
 
-SOURCES = (b"parameter", b"constant")
 VIEWS = (b"bitcast", b"reshape", b"get-tuple-element")
 
 
@@ -94,12 +93,12 @@ class _Search:
         if not _is_kernel(kernel):
             return False
         over = {a.operand_index for a in kernel.output_operand_aliasing}
-        made = _count_bytes(kernel) - sum(
-            _count_bytes(self.by_id[kernel.operand_ids[number]]) for number in over
+        made = count_bytes(kernel) - sum(
+            count_bytes(self.by_id[kernel.operand_ids[number]]) for number in over
         )
         bases = dict.fromkeys(map(self.find_base, kernel.operand_ids))
         computed = [self.by_id[b] for b in bases if self.by_id[b].opcode not in SOURCES]
-        read = sum(map(_count_bytes, computed))
+        read = sum(map(count_bytes, computed))
         return makes_much(made, read) and self.root not in self.list_readers(kernel.id)
 
     def find_base(self, number: int) -> int:
@@ -121,8 +120,3 @@ class _Search:
 def _is_kernel(instruction: Any) -> bool:
     is_call = instruction.opcode == b"custom-call"
     return bool(is_call and decode(instruction.custom_call_target) == TARGET)
-
-
-def _count_bytes(instruction: Any) -> int:
-    leaves = shape_leaves(instruction.shape)
-    return sum(getattr(read_type(leaf, "a kernel"), "bytes", 0) for leaf, _ in leaves)

@@ -14,15 +14,21 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.device.schedule import DEFAULT
+from astitch.device.schedule import DEFAULT, Schedule
+from astitch.dominant import choose_dominants, find_pieces
 from astitch.errors import AstitchError, IllegalProduct
 from astitch.hlo_import import import_hlo
 from astitch.kernel.check_kernel import check_kernel
 from astitch.kernel.pieces import spread_parameter
+from astitch.profiling.ablation import separate_dominants
+from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
-from astitch.search.plan import Plan
+from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search import plan as planning
+from astitch.search.plan import Plan, plan_groups, plan_scope, rank_plans
 from astitch.xla.memory_reuse import find_plan_in_place
 from tests.hlo_runner import lower
+from tests.scopes import find_scopes
 from tests.small_gpu import few_sms
 
 H100 = preset("h100")
@@ -106,6 +112,41 @@ def test_pieces_share_a_loop(name: str) -> None:
     assert found.kernel.writes_bytes == given.nbytes * len(pieces_of(found)) // 3
 
 
+def joined_again(u: Any) -> Any:
+    """As `stacked`, but that the result is a view of what is put together."""
+    return stacked(u).reshape(-1, u.shape[-1])
+
+
+def both_ways(u: Any) -> Any:
+    found = stacked(u)
+    return found, found.reshape(-1)
+
+
+@pytest.mark.parametrize("function", [joined_again, both_ways])
+def test_views_of_a_whole_are_not_reads(function: Callable[[Any], Any]) -> None:
+    assert len(pieces_of(plan(function, np.zeros((3, 2048, 2048), np.float32)))) == 3
+    given = np.random.default_rng(0).standard_normal((3, 128, 128)).astype(np.float32)
+    graph = import_hlo(lower(function, given))
+    (scope,) = stitch_remotely(find_scopes(simplify(graph))).scopes
+    assert find_pieces(simplify(graph), scope)
+    results = HostEngine(compile_graph(graph, FEW).program, check=True).run([given])
+    for got, want in zip(results, jax.tree.leaves(jax.jit(function)(given)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def in_two(u: Any) -> Any:
+    a = jnp.tanh(u[0]) * u[1]
+    return jnp.stack([a, jnp.exp(u[1]) * a]), jnp.stack([jnp.sin(a) + u[2], a])
+
+
+def test_a_piece_of_two_outputs_lies_in_the_first() -> None:
+    graph = simplify(import_hlo(lower(in_two, np.zeros((3, 256, 256), np.float32))))
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    for outputs in (scope.outputs, scope.outputs[::-1]):
+        found = find_pieces(graph, replace(scope, outputs=outputs))
+        assert {piece.whole for piece in found.values()} == {outputs[0]}
+
+
 def last(u: Any) -> Any:
     a = jnp.tanh(u[0]) * u[1]
     return jnp.stack([a + u[2], a * u[2]], -1)
@@ -173,6 +214,49 @@ def test_no_memory_is_taken_over_and_none_spread() -> None:
     (number,) = (n for n, p in enumerate(found.kernel.arguments) if p.written)
     with pytest.raises(IllegalProduct, match="pieces"):
         spread_parameter(found.kernel, number, 2048, 4096)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_one_of_both_that_fits_is_enough(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """refused: the schedule that no kernel fits, in pieces or not."""
+    works = planning.plan_groups
+
+    def refuse(graph: Any, groups: Any, gpu: Any, schedule: Schedule) -> Plan:
+        if schedule.pieces is refused:
+            raise IllegalProduct("it does not fit")
+        return works(graph, groups, gpu, schedule)
+
+    monkeypatch.setattr(planning, "plan_groups", refuse)
+    found = plan(stacked, np.zeros((3, 2048, 2048), np.float32))
+    assert bool(pieces_of(found)) is not refused
+
+
+def test_other_plans_are_in_pieces_where_the_first_is() -> None:
+    graph = simplify(import_hlo(lower(stacked, np.zeros((3, 2048, 2048), np.float32))))
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    for schedule in (DEFAULT, replace(DEFAULT, pieces=False)):
+        first = plan_scope(graph, scope, H100, schedule)
+        for other, _ in rank_plans(graph, scope, H100, budget=2, default=first):
+            assert other.schedule.pieces == bool(pieces_of(other)) == schedule.pieces
+
+
+def test_without_merging_there_are_pieces_too() -> None:
+    graph = simplify(import_hlo(lower(stacked, np.zeros((3, 256, 256), np.float32))))
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    found = plan_groups(graph, separate_dominants(choose_dominants(graph, scope)), H100, DEFAULT)
+    assert len(pieces_of(found)) == 3
+    assert found.kernel.writes_bytes == 3 * 256 * 256 * 4 and not found.kernel.scratch
+
+
+def of_their_own(u: Any) -> Any:
+    """Moments that have nothing in common: each element may be written where it was read."""
+    old, square = u[:1], u[1:]
+    return jnp.concatenate([0.9 * old + jnp.sin(old), 0.99 * square + jnp.cos(square)])
+
+
+def test_a_whole_that_may_lie_over_its_argument_stays_one() -> None:
+    found = plan(of_their_own, np.zeros((2, 2048, 2048), np.float32))
+    assert not pieces_of(found) and find_plan_in_place(found, [True])
 
 
 def test_a_schedule_says_so() -> None:

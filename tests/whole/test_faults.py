@@ -215,6 +215,15 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
         compile_module.compile_for_xla(graph, preset("h100"), strict=True)
 
 
+def test_what_xla_takes_costs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "estimate_plain_peak", fail)
+    compilation, module = compile_module.compile_for_xla(
+        import_hlo(lower(two_layers, X)), preset("h100")
+    )
+    assert [fault.stage for fault in compilation.faults] == ["estimate_plain_peak"]
+    assert module.count(write_module.TARGET.encode()) == len(compilation.program.kernels) > 0
+
+
 def test_inside_xla_a_refused_text_costs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     works = prepare_kernels.emit_for_xla
 
