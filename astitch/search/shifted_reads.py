@@ -8,7 +8,7 @@ So the steps are proposed as kernels of their own.  Equal ones have equal plans.
 from __future__ import annotations
 
 from astitch.device.gpu import Gpu
-from astitch.search.patterns import FusionGraph
+from astitch.search.patterns import FusionGraph, each_vertex
 from astitch.search.xla_fusions import Proposal, Vertex, find_least_us
 
 DEAR_FLOPS = 128
@@ -30,21 +30,35 @@ def propose_steps(fusion: FusionGraph, vertices: tuple[Vertex, ...], gpu: Gpu) -
 
 
 def _number_steps(vertices: tuple[Vertex, ...]) -> list[int]:
-    """The step of each vertex."""
+    """The step of each vertex.  What only puts values together for others outside, as a stack of fields, ends none."""
+    read = {edge.producer for vertex in vertices for edge in vertex.edges}
     steps: list[int] = []
-    flops: list[float] = []  # of a value, from what its step reads
-    for vertex in vertices:
+    inside: list[int] = []  # by vertex, it and what it needs of its own step
+    for number, vertex in enumerate(vertices):
+        producers = [edge for edge in vertex.edges if edge.producer >= 0]
+        shifts = number in read or not vertex.shifts
         step = 0
-        for edge in vertex.edges:
-            if edge.producer >= 0:
-                producer = vertices[edge.producer]
-                dear = flops[edge.producer] >= DEAR_FLOPS and not producer.shifts
-                step = max(step, steps[edge.producer] + (edge.shifted and dear))
-        own = {e.producer: e.each for e in vertex.edges if e.producer >= 0}
-        inside = sum(flops[p] * each for p, each in own.items() if steps[p] == step)
+        for edge in producers:
+            dear = edge.shifted and shifts and not vertices[edge.producer].shifts
+            dear = dear and _is_dear(vertices, edge.producer, inside[edge.producer])
+            step = max(step, steps[edge.producer] + dear)
+        own = 1 << number
+        for edge in producers:
+            if steps[edge.producer] == step:
+                own |= inside[edge.producer]
         steps.append(step)
-        flops.append(vertex.flops + inside)
+        inside.append(own)
     return steps
+
+
+def _is_dear(vertices: tuple[Vertex, ...], number: int, inside: int) -> bool:
+    """Does an element of a value take many operations?  inside: the vertices of its step that it needs."""
+    total, size = 0.0, max(vertices[number].size, 1)
+    for vertex in map(vertices.__getitem__, each_vertex(inside)):
+        total += vertex.flops * vertex.size / size
+        if total >= DEAR_FLOPS:
+            return True
+    return False
 
 
 def _find_least_us(fusion: FusionGraph, part: int, gpu: Gpu) -> float:
