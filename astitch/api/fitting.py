@@ -101,6 +101,7 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     limit = SHARE * plain
     best = compiling.keep(), made, planned, ""
     asked = math.inf
+    failed = False
     for closer in CLOSER_TO_XLA:
         estimated = _estimate(compiling)
         without = WITHOUT_LOOPS if closer and _has_loops(compiling) else ""
@@ -110,6 +111,7 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         asked = max((1 - closer) * limit - beside, 1)
         told = f"memory-limit {asked:.0f}\n{without}"
         found = _compile_for(told, compile_, compiling)
+        failed = found is None or compiling.made is None
         if found is None or compiling.made is None:
             break
         other, planned = found
@@ -118,7 +120,8 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
             best = compiling.keep(), other, planned, told
     kept, made, planned, told = best
     compiling.go_back(kept)
-    keep_fit(compiling.key, told)
+    if not failed:  # it may come right another time
+        keep_fit(compiling.key, told)
     return made
 
 
