@@ -18,8 +18,11 @@ DEAR_FLOPS = 128
 def propose_steps(fusion: FusionGraph, vertices: tuple[Vertex, ...], gpu: Gpu) -> Proposal | None:
     """The vertices by how often, on their way from what the scope reads, a dear value is read at shifted places.
 
-    None where that is so for none.  vertices: of the fusion graph (read_vertices).
+    None where that is so for none, or where there are reductions: their levels are cuts already, and steps across them
+    were worth nothing.  vertices: of the fusion graph (read_vertices).
     """
+    if any(vertex.ends for vertex in vertices):
+        return None
     steps = _number_steps(vertices)
     found = [0] * (max(steps, default=0) + 1)
     for v, step in enumerate(steps):
