@@ -79,7 +79,7 @@ class Groups:
     groups: tuple[Group, ...]
     pieces: Mapping[str, Piece] = field(default_factory=dict)
 
-    def list_stored(self, graph: Graph) -> set[str]:
+    def list_returned(self, graph: Graph) -> set[str]:
         """The values that lie in memory behind the kernel: its outputs, or the pieces of those."""
         wholes = {piece.whole for piece in self.pieces.values()}
         return {stored_value(graph, o) for o in self.scope.outputs} - wholes | {*self.pieces}

@@ -170,7 +170,7 @@ class RootReads:
         self.dimensions = find_dimensions(graph, groups.scope.members, align_rows=True)
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
-        self.outputs = groups.list_stored(graph)
+        self.outputs = groups.list_returned(graph)
         self._roots: dict[str, Root] = {}
         self._reads: dict[str, Reads] = {}
         self._spaces: dict[str, Space] = {}

@@ -324,7 +324,8 @@ SPILLED_BYTES = 64
 """Bytes that a thread stores to and loads from its stack: less is not felt."""
 
 OVER_SHARE = 0.9
-"""The share of its time that pieces may take of an output that could lie over an argument: pieces cannot."""
+"""The share of its time that pieces may take of an output that could lie over an argument: pieces cannot.  A guess: the
+copy that they would cost is known only where it is known what is donated."""
 
 WHOLE = Schedule(pieces=False)
 """The rules' schedule, but that outputs are written as wholes."""

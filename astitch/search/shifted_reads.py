@@ -12,7 +12,8 @@ from astitch.search.patterns import FusionGraph, each_vertex
 from astitch.search.xla_fusions import Proposal, Vertex, find_least_us
 
 DEAR_FLOPS = 128
-"""Operations of a value from which it is not computed again at each place; a read at another place counts as 32."""
+"""Operations of a value from which it is not computed again at each place; a read at another place counts as 32.  An
+estimate: a step of a lattice has some hundreds, a rotated or differenced value less.  What is proposed is rated."""
 
 
 def propose_steps(fusion: FusionGraph, vertices: tuple[Vertex, ...], gpu: Gpu) -> Proposal | None:

@@ -90,8 +90,6 @@ MUCH_MEMORY, MUCH_SHARE = 16 << 20, 0.1
 """Bytes above the limit from which a split may take as long as XLA's fusions.  A share of the limit, arguments counted,
 is enough where the kernel does not meet often."""
 
-MUCH_SCRATCH = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's"
-
 LEAST_SAVED = 2 << 20
 """Bytes of scratch that are worth such a split."""
 
@@ -143,6 +141,8 @@ class Reason:
 
 
 UNPLANNED = Reason(Symptom.CODE_SIZE, "it is not planned as a whole")
+
+SCRATCH_DETAIL = "{:.1f} MB of scratch at a peak of {:.1f} MB, of which {:.1f} are XLA's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -686,7 +686,7 @@ class _Splitter:
         parts = divide_scope(graph, scope, self.gpu, penalty, cover)
         parts_us = rate(parts)
         mega = [bytes_ / 1e6 for bytes_ in (whole.kernel.scratch_bytes, peak, most_bytes)]
-        reason = Reason(Symptom.MEMORY, MUCH_SCRATCH.format(*mega))
+        reason = Reason(Symptom.MEMORY, SCRATCH_DETAIL.format(*mega))
         if math.isinf(parts_us) or parts_us > bound_us:
             self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
             return
@@ -714,10 +714,11 @@ class _Splitter:
         """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
         structure = structure_of(graph, scope)
         if structure not in self.drafted_scratch:
+            plan = None
             with suppress(IllegalProduct):  # it is found when the scope is rated
                 plan = self.draft(graph, scope)
-                self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
-        return self.drafted_scratch.get(structure, 0)
+            self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
+        return self.drafted_scratch[structure]
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -744,9 +745,8 @@ class _Splitter:
         known = self.find_proposals(graph, scope, structure_of(graph, scope))
         cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=known)
         fitting = divide_scope(graph, scope, self.gpu, penalty, cover)
-        if math.isfinite(rate(fitting)):
-            return fitting
-        return parts if math.isinf(best.whole_us) else None
+        otherwise = parts if math.isinf(best.whole_us) else None
+        return fitting if math.isfinite(rate(fitting)) else otherwise
 
     def find_peak_of_fusions(self, scope: Scope) -> int:
         """The most bytes alive where XLA's fusions compute a scope; 0 where it is not known what they are."""

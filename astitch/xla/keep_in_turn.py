@@ -16,7 +16,8 @@ from typing import Any
 
 from astitch.device.gpu import Gpu
 from astitch.xla.control_dependencies import list_before
-from astitch.xla.run_beside import count_bytes, project_sent, read_us
+from astitch.xla.instructions import count_bytes
+from astitch.xla.run_beside import project_sent, read_us
 
 LEAST_SHARE = 0.25
 """The least work of a turn that can run beside its reduce-scatters, as a share of their time."""

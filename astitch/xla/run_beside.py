@@ -15,17 +15,22 @@ from astitch.device.gpu import Gpu
 from astitch.graph.collectives import COLLECTIVES
 from astitch.graph.ops.other import LATENCY
 from astitch.hlo.schema import ELEMENT_TYPES, decode
-from astitch.hlo.shapes import read_type, shape_leaves
 from astitch.xla.control_dependencies import add_control_dependencies, list_before
+from astitch.xla.instructions import (
+    SOURCES,
+    VIEWS,
+    count_bytes,
+    find_base,
+    is_kernel,
+    list_readers,
+)
 from astitch.xla.order_meetings import LEAST_BYTES, READ_SHARE
-from astitch.xla.write_module import TARGET
 
 LEAST_US = 10.0
 """What a collective of few bytes takes between GPUs of one host."""
 
 U32 = next(number for number, name in ELEMENT_TYPES.items() if name == "u32")
 
-SOURCES, VIEWS = (b"parameter", b"constant"), (b"bitcast", b"reshape")
 PARTS = (b"get-tuple-element", b"tuple")
 
 
@@ -79,35 +84,21 @@ class _Search:
         """Kernels, each with one that follows it."""
         found: list[tuple[int, int]] = []
         for i in self.instructions:
-            if _is_kernel(i) and i.id not in self.awaited and self.keeps_much(i):
+            if is_kernel(i) and i.id not in self.awaited and self.keeps_much(i):
                 found += ((i.id, reader) for reader in self.find_reader(i))
         return found
 
     def keeps_much(self, kernel: Any) -> bool:
         """Does memory hold much for a kernel alone, of which it makes little?"""
         kept = 0
-        for number in dict.fromkeys(map(self.find_base, kernel.operand_ids)):
+        for number in dict.fromkeys(find_base(self.by_id, o) for o in kernel.operand_ids):
             base = self.by_id[number]
             if base.opcode not in SOURCES and all(
                 reader == kernel.id or reader in self.awaited
-                for reader in self.list_readers(number)
+                for reader in list_readers(self.by_id, self.users, number)
             ):
                 kept += count_bytes(base)
         return kept >= max(LEAST_BYTES, READ_SHARE * count_bytes(kernel))
-
-    def find_base(self, number: int) -> int:
-        """The value of which another is a view."""
-        while self.by_id[number].opcode in VIEWS:
-            number = self.by_id[number].operand_ids[0]
-        return number
-
-    def list_readers(self, number: int) -> list[int]:
-        found: list[int] = []
-        pending = [number]
-        while pending:
-            for user in self.users[pending.pop()]:
-                (pending if self.by_id[user].opcode in VIEWS else found).append(user)
-        return found
 
     def find_reader(self, kernel: Any) -> list[int]:
         """The first kernel behind the first collective that takes as long as one, and starts when all is there that the
@@ -118,15 +109,10 @@ class _Search:
             if us > left or read & bit or read & ~self.before[sent] & self.computed:
                 continue
             for i in self.instructions[self.place[sent] :]:
-                if _is_kernel(i) and self.before[i.id] & bit and i.id in self.awaited:
+                if is_kernel(i) and self.before[i.id] & bit and i.id in self.awaited:
                     self.left_us[sent] -= us
                     return [i.id]
         return []
-
-
-def _is_kernel(instruction: Any) -> bool:
-    is_call = instruction.opcode == b"custom-call"
-    return bool(is_call and decode(instruction.custom_call_target) == TARGET)
 
 
 def _is_token(instruction: Any) -> bool:
@@ -148,8 +134,3 @@ def project_sent(collective: Any, by_id: Any, gpu: Gpu) -> float:
     is_sum = collective.opcode == b"all-reduce"
     sent = 2 * given if is_sum else max(given, count_bytes(collective))
     return LEAST_US + sent / gpu.link_gbs / 1e3
-
-
-def count_bytes(instruction: Any) -> int:
-    leaves = shape_leaves(instruction.shape)
-    return sum(getattr(read_type(leaf, "a kernel"), "bytes", 0) for leaf, _ in leaves)

@@ -16,10 +16,17 @@ from astitch.graph.collectives import COLLECTIVES
 from astitch.hlo.schema import decode
 from astitch.search.peak_memory import makes_much
 from astitch.xla.control_dependencies import add_control_dependencies, list_before
-from astitch.xla.run_beside import SOURCES, count_bytes
-from astitch.xla.write_module import TARGET
+from astitch.xla.instructions import (
+    SOURCES,
+    VIEWS,
+    count_bytes,
+    find_base,
+    is_kernel,
+    list_readers,
+)
 
-VIEWS = (b"bitcast", b"reshape", b"get-tuple-element")
+SAME_MEMORY = (*VIEWS, b"get-tuple-element")
+"""Views and parts of what is in memory."""
 
 
 def run_late(module: Any) -> None:
@@ -70,6 +77,9 @@ class _Search:
                     self.waits.add_edge(other, kernel.id)
                     yield other, kernel.id
 
+    def list_readers(self, number: int) -> list[int]:
+        return list_readers(self.by_id, self.users, number, SAME_MEMORY)
+
     def list_kernels(self, numbers: Iterable[int]) -> list[int]:
         """The last kernels that lead to some values.
 
@@ -80,7 +90,7 @@ class _Search:
         seen = set(pending)
         while pending:
             number = pending.pop()
-            if _is_kernel(self.by_id[number]):
+            if is_kernel(self.by_id[number]):
                 found.append(number)
                 continue
             before = [n for n in self.by_id[number].operand_ids if n not in seen]
@@ -90,33 +100,13 @@ class _Search:
 
     def is_late(self, kernel: Any) -> bool:
         """Does a kernel make much of little, and no result of the program?"""
-        if not _is_kernel(kernel):
+        if not is_kernel(kernel):
             return False
         over = {a.operand_index for a in kernel.output_operand_aliasing}
         made = count_bytes(kernel) - sum(
             count_bytes(self.by_id[kernel.operand_ids[number]]) for number in over
         )
-        bases = dict.fromkeys(map(self.find_base, kernel.operand_ids))
+        bases = dict.fromkeys(find_base(self.by_id, o, SAME_MEMORY) for o in kernel.operand_ids)
         computed = [self.by_id[b] for b in bases if self.by_id[b].opcode not in SOURCES]
         read = sum(map(count_bytes, computed))
         return makes_much(made, read) and self.root not in self.list_readers(kernel.id)
-
-    def find_base(self, number: int) -> int:
-        """What is in memory of a value: the instruction of which it is a view or a part."""
-        while self.by_id[number].opcode in VIEWS:
-            number = self.by_id[number].operand_ids[0]
-        return number
-
-    def list_readers(self, number: int) -> list[int]:
-        """The instructions that read a value or a part of it."""
-        found: list[int] = []
-        pending = [number]
-        while pending:
-            for user in self.users[pending.pop()]:
-                (pending if self.by_id[user].opcode in VIEWS else found).append(user)
-        return found
-
-
-def _is_kernel(instruction: Any) -> bool:
-    is_call = instruction.opcode == b"custom-call"
-    return bool(is_call and decode(instruction.custom_call_target) == TARGET)

@@ -109,7 +109,8 @@ def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[Slice
         aligned = all(jump * size % ALIGNED_BYTES == 0 for jump in place.jumps())
         if not aligned and not _takes(kernels[kernel], number, (k.Load, k.Store)):
             continue
-        if place.run and not _takes(kernels[kernel], number, ACCESSES, in_pieces=False):
+        is_apart = kernels[kernel].arguments[number].source in kernels[kernel].wholes
+        if place.run and (is_apart or not _takes(kernels[kernel], number, ACCESSES)):
             continue
         cut = Slice(number, place.starts)
         found.setdefault(kernel, []).append(
@@ -118,15 +119,12 @@ def find_slices(compilation: Compilation, *, loop: bool) -> dict[str, list[Slice
     return found
 
 
-def _takes(
-    kernel: k.Kernel, number: int, statements: tuple[type, ...], in_pieces: bool = True
-) -> bool:
-    """Do only such statements of a kernel access a parameter?  in_pieces: may it have pieces?"""
+def _takes(kernel: k.Kernel, number: int, statements: tuple[type, ...]) -> bool:
+    """Do only such statements of a kernel access a parameter, or its pieces?"""
     parameter = kernel.arguments[number]
     pieces = {p.name for p in kernel.parameters if p.whole == parameter.source}
     uses = find_uses(kernel.body, pieces or {parameter.name}).values()
-    accessed = all(isinstance(use[-1].statement, statements) for each in uses for use in each)
-    return accessed and (in_pieces or not pieces)
+    return all(isinstance(use[-1].statement, statements) for each in uses for use in each)
 
 
 def _is_alone(graph: Graph, update: Node, buffer: str, inside: Collection[str]) -> bool:

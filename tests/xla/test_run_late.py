@@ -6,49 +6,16 @@ from typing import Any
 
 import pytest
 
-from astitch.hlo import schema
-from astitch.hlo.schema import decode
 from astitch.xla.run_late import run_late
-from astitch.xla.write_module import TARGET
+from tests.module_writer import Writer
 
-F32 = 11
 MUCH = 1 << 20
 
 
-class Writer:
-    """An HloModuleProto, instruction by instruction; the last one is its root."""
-
-    def __init__(self) -> None:
-        self.module = schema.HloModuleProto(entry_computation_id=1)
-        self.entry = self.module.computations.add(id=1)
-
-    def add(self, name: str, opcode: str, size: int, *operands: str) -> Any:
-        """size: elements of f32."""
-        ids = {decode(i.name): i.id for i in self.entry.instructions}
-        made = self.entry.instructions.add(
-            id=1 + len(ids), name=name.encode(), opcode=opcode.encode()
-        )
-        made.shape.element_type = F32
-        made.shape.dimensions.append(size)
-        made.operand_ids.extend(ids[o] for o in operands)
-        if opcode == "custom-call":
-            made.custom_call_target = TARGET.encode()
-        self.entry.root_id = made.id
-        return made
-
-    def order(self) -> dict[str, list[str]]:
-        """What instructions wait for by control dependencies; all must stand behind what they wait for."""
-        run_late(self.module)
-        names = {i.id: decode(i.name) for i in self.entry.instructions}
-        seen: set[int] = set()
-        for i in self.entry.instructions:
-            assert seen.issuperset((*i.operand_ids, *i.control_predecessor_ids)), i.name
-            seen.add(i.id)
-        found = {
-            decode(i.name): [names[n] for n in i.control_predecessor_ids]
-            for i in self.entry.instructions
-        }
-        return {name: waits for name, waits in found.items() if waits}
+def order(w: Writer) -> dict[str, list[str]]:
+    """What instructions wait for by control dependencies."""
+    run_late(w.module)
+    return w.list_waits()
 
 
 def write(
@@ -67,9 +34,9 @@ def write(
     w = Writer()
     w.add("x", "parameter", MUCH)
     w.add("small", "add", read, "x")
-    again = w.add("again", "custom-call", made, "small")
+    w.add("again", "custom-call", made, "small")
     if over:
-        again.output_operand_aliasing.add(operand_index=0)
+        w["again"].output_operand_aliasing.add(operand_index=0)
     w.add("gradient", "custom-call", 64, "again" if needs else "x")
     w.add("view", "bitcast", made, "again")
     w.add("product", reader, 64, "view", "gradient")
@@ -78,7 +45,7 @@ def write(
 
 
 def test_a_kernel_that_makes_much_of_little_waits_for_what_is_read_with_it() -> None:
-    assert write().order() == {"again": ["gradient"]}
+    assert order(write()) == {"again": ["gradient"]}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +59,7 @@ def test_a_kernel_that_makes_much_of_little_waits_for_what_is_read_with_it() -> 
     ],
 )
 def test_others_wait_for_nothing(how: Any) -> None:
-    assert write(**how).order() == {}
+    assert order(write(**how)) == {}
 
 
 def test_only_kernels_are_waited_for() -> None:
@@ -105,7 +72,7 @@ def test_only_kernels_are_waited_for() -> None:
     w.add("again", "custom-call", MUCH, "x")
     w.add("product", "dot", 64, "again", "gradient")
     w.add("root", "tuple", 64, "product")
-    assert w.order() == {"again": ["first"]}
+    assert order(w) == {"again": ["first"]}
 
 
 def test_two_operands_of_one_reader_do_not_wait_for_each_other() -> None:
@@ -115,10 +82,10 @@ def test_two_operands_of_one_reader_do_not_wait_for_each_other() -> None:
     w.add("other", "custom-call", MUCH, "x")
     w.add("product", "dot", 64, "one", "other")
     w.add("root", "tuple", 64, "product")
-    assert w.order() == {"one": ["other"]}
+    assert order(w) == {"one": ["other"]}
 
 
 def test_results_of_the_program_do_not_wait() -> None:
     w = write()
     w.add("all", "tuple", 64, "product", "again")
-    assert w.order() == {}
+    assert order(w) == {}

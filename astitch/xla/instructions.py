@@ -1,0 +1,46 @@
+"""What passes over an HloModuleProto ask of its instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from astitch.hlo.schema import decode
+from astitch.hlo.shapes import read_type, shape_leaves
+from astitch.xla.write_module import TARGET
+
+SOURCES, VIEWS = (b"parameter", b"constant"), (b"bitcast", b"reshape")
+
+
+def is_kernel(instruction: Any) -> bool:
+    """Is it a call of a kernel of ours?"""
+    is_call = instruction.opcode == b"custom-call"
+    return bool(is_call and decode(instruction.custom_call_target) == TARGET)
+
+
+def count_bytes(instruction: Any) -> int:
+    """The bytes of its results."""
+    leaves = shape_leaves(instruction.shape)
+    return sum(getattr(read_type(leaf, "a kernel"), "bytes", 0) for leaf, _ in leaves)
+
+
+def find_base(by_id: Mapping[int, Any], number: int, views: Collection[bytes] = VIEWS) -> int:
+    """The id of the instruction of which another is a view.  views: the opcodes of views."""
+    while by_id[number].opcode in views:
+        number = by_id[number].operand_ids[0]
+    return number
+
+
+def list_readers(
+    by_id: Mapping[int, Any],
+    users: Mapping[int, Sequence[int]],
+    number: int,
+    views: Collection[bytes] = VIEWS,
+) -> list[int]:
+    """The ids of the instructions that read one or a view of it.  users: by id, those that name it."""
+    found: list[int] = []
+    pending = [number]
+    while pending:
+        for user in users[pending.pop()]:
+            (pending if by_id[user].opcode in views else found).append(user)
+    return found
