@@ -1,7 +1,9 @@
-"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, astitch.enable(), and our own kernels.
+"""Attention from its plain formula: jax.jit, JAX's call of cuDNN, torch's own, torch.compile, astitch.enable(), and our
+own kernels.
 
 `python -m benchmarks.attention --json FILE` on a GPU: one table, a row for each form and size.  Times are of a call in
-microseconds, in turns; errors are against f64, norm over norm, the worst result. `--check` compares only.
+microseconds, in turns, and of its kernels alone; errors are against f64, norm over norm, the worst result. `--check`
+compares only, `--every N` takes each N-th form.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ import astitch
 from astitch.attention import find
 from astitch.attention.choose import Projection
 from astitch.hlo.tile_call import TRITON
-from astitch.profiling.timing import Runner, measure_wall
+from astitch.profiling.kernel_trace import record_kernels
+from astitch.profiling.timing import Runner, choose_calls, measure_wall, time_batch
 from benchmarks.results import describe
 
-SIDES = ("xla", "cudnn", "torch", "astitch", "own")
-"""own: astitch.enable() with our own kernels wherever they can be, also where cuDNN or the plain ops are chosen."""
+SIDES = ("xla", "cudnn", "torch", "compiled", "astitch", "own")
+"""torch: scaled_dot_product_attention.  compiled: torch.compile of the plain formula.
+own: astitch.enable() with our own kernels wherever they can be, also where cuDNN or the plain ops are chosen."""
+
+IN_TORCH = ("torch", "compiled")
 
 BATCHES, BUDGET_S = 9, 2.0
+TRACE_US, MOST_CALLS = 20_000.0, 50
 WORDS = 16384
 """Positions of all batches together; so much work has each row."""
 
@@ -89,10 +96,13 @@ class Form:
 
 @dataclass(slots=True)
 class Row:
-    """us, errors: by side.  calls: of cuDNN's attention and of our kernels in astitch's program."""
+    """us, gpu_us, errors: by side.  calls: of cuDNN's attention and of our kernels in astitch's program.
+
+    us: a call, pipelined.  gpu_us: the kernels and copies of a call, without the gaps between them."""
 
     form: Form
     us: dict[str, float] = field(default_factory=dict)
+    gpu_us: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     notes: dict[str, str] = field(default_factory=dict)
@@ -252,47 +262,6 @@ def make_arguments(form: Form) -> list[np.ndarray]:
     return arrays
 
 
-def run_torch(form: Form, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
-    """torch's scaled_dot_product_attention, by the backend that it chooses."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def move(array: np.ndarray) -> Any:
-        wide = array if array.dtype == np.bool_ else array.astype(np.float32)
-        placed = torch.from_numpy(wide).cuda()
-        if array.dtype == np.bool_:
-            return placed
-        dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-        return placed.to(dtypes[form.dtype])
-
-    if lacks := form.parts & {"cap", "sink", "learned"}:
-        raise NotImplementedError(f"torch's call has no {', '.join(sorted(lacks))}")
-    q, k, v = (move(a).transpose(1, 2) for a in arrays[:3])
-    given = dict(zip(list_given(form), arrays[3:], strict=True))
-    named: dict[str, Any] = {
-        "is_causal": form.parts <= {"causal", "dropout"} and "causal" in form.parts
-    }
-    seen = None if named["is_causal"] else find_seen(form, given)
-    if seen is not None:
-        named["attn_mask"] = move(np.asarray(seen))
-    if "bias" in given:
-        bias = move(given["bias"])
-        named["attn_mask"] = (
-            bias if seen is None else bias.masked_fill(~move(np.asarray(seen)), -1e9)
-        )
-    if "dropout" in form.parts:
-        named["dropout_p"] = 1 - KEPT
-    if form.groups != form.heads:
-        named["enable_gqa"] = True
-    leaves = [x.detach().requires_grad_(form.gradient) for x in (q, k, v)]
-
-    def call() -> Any:
-        o = scaled_dot_product_attention(*leaves, **named)
-        return torch.autograd.grad(o, leaves, o.detach()) if form.gradient else o
-
-    return call
-
-
 def wait_for_torch(results: Any) -> None:
     import torch
 
@@ -313,21 +282,28 @@ def measure_row(form: Form, sides: Sequence[str], *, only_check: bool) -> Row:
             runner = make_runner(side, form, arrays, placed, row)
             results = runner.call()
             runner.wait(results)
-            if exact is not None and side != "torch":
+            if exact is not None and side not in IN_TORCH:
                 row.errors[side] = distance_from(exact, results)
             runners.append(runner)
         except Exception as error:  # what one side cannot do is a result
             row.notes[side] = describe(error)
     if not only_check:
         row.us = measure_wall(runners, BATCHES, BUDGET_S)
+        for runner in runners:
+            calls = choose_calls(row.us[runner.name], TRACE_US, MOST_CALLS)
+            found = record_kernels(lambda n, runner=runner: time_batch(runner, n), calls)  # type: ignore[misc]
+            row.gpu_us[runner.name] = found.total_us
     return row
 
 
 def make_runner(
     side: str, form: Form, arrays: Sequence[np.ndarray], placed: Sequence[Any], row: Row
 ) -> Runner:
-    if side == "torch":
-        return Runner(side, run_torch(form, arrays), wait_for_torch, list)
+    if side in IN_TORCH:
+        from benchmarks.attention_torch import make_call
+
+        call = make_call(form, arrays, compiled=side == "compiled")
+        return Runner(side, call, wait_for_torch, list)
     function = jax.jit((call_library if side == "cudnn" else attend)(form))
     if side in ("astitch", "own"):
         with own_kernels() if side == "own" else nullcontext(), astitch.enabled():
@@ -382,19 +358,22 @@ def format_row(row: Row) -> str:
     ours = row.us.get("astitch")
     rate = f"{row.form.flops / ours / 1e6:6.0f}" if ours else "     -"
     notes = "".join(f"\n    {side}: {note}" for side, note in row.notes.items())
-    return f"{row.form.name:42} {show(row.us, '.0f')} | {rate} {row.calls:5} | {show(row.errors, '.1e')}{notes}"
+    times = f"{show(row.us, '.0f')} | {show(row.gpu_us, '.0f')}"
+    return f"{row.form.name:42} {times} | {rate} {row.calls:5} | {show(row.errors, '.1e')}{notes}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], help="forms whose name has one of these")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--every", type=int, default=1, help="each so many forms one is taken")
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
     parser.add_argument("--json", type=Path, help="write the rows there, after each")
     options = parser.parse_args(arguments)
     forms = [f for f in list_forms() if not options.only or any(w in f.name for w in options.only)]
+    forms = forms[:: options.every]
     head = " ".join(f"{side:>9}" for side in SIDES)
-    print(f"{'us a call':42} {head} | TFLOPS calls | {head}")
+    print(f"{'us a call | its kernels':42} {head} | {head} | TFLOPS calls | {head}")
     rows: list[Row] = []
     for form in forms:
         rows.append(measure_row(form, options.sides, only_check=options.check))

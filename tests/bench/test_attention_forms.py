@@ -46,3 +46,27 @@ def test_formulas_are_attention(form: Form) -> None:
     expected = jax.tree.leaves(jax.jit(call_library(form, "xla"))(*wide))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
+def test_torch_computes_the_same(form: Form) -> None:
+    """The formula that torch.compile is given, and torch's own call where it has the form."""
+    pytest.importorskip("torch")
+    from benchmarks import attention_torch
+
+    if "dropout" in form.parts:
+        return  # torch draws other bits
+    form = replace(form, dtype="f32")
+    arrays = make_arguments(form)
+    expected = jax.tree.leaves(jax.jit(attend(form))(*arrays))
+    for compiled in (False, True):
+        try:
+            call = attention_torch.make_call(form, arrays, compiled=compiled)
+        except NotImplementedError:
+            assert not compiled and form.parts & {"cap", "sink", "learned"}
+            continue
+        found = call() if form.gradient else [call()]
+        for one, other in zip(found, expected, strict=True):
+            ours = one if one.dim() < 4 or one.shape == other.shape else one.transpose(1, 2)
+            np.testing.assert_allclose(ours.detach().cpu(), other, rtol=2e-2, atol=2e-2)
