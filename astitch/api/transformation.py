@@ -161,7 +161,10 @@ class Journal:
         """The program of a compile is left to XLA after all."""
         assert compiling.entry
         with self._lock:
-            self._stitched -= 1
+            if compiling.entry.kernels:
+                self._stitched -= 1
+            else:
+                self._left[compiling.entry.reason] -= 1
             self._left[reason] += 1
             note_fallback(compiling.entry.name, cause="xla", reason=reason)
             left = replace(compiling.entry, kernels=0, reason=reason)

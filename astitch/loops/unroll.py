@@ -26,6 +26,10 @@ MOST_OPS = 1000
 MOST_INNER_OPS = 4000
 """The same of a loop in the body of another, where each op is of a few numbers."""
 
+MOST_INNER_BYTES = 4 << 20
+"""Of the state of such a loop.  To write a larger one takes about as long as a launch, so nothing is gained.  Where a
+turn reads it at shifted places, a plan of all turns takes long to make."""
+
 
 def unroll_searches(
     graph: Graph, is_kernel: Callable[[Graph, Node], bool], log: Log | None = None
@@ -69,10 +73,22 @@ def unroll_inner(body: Graph) -> tuple[Graph, int]:
         if OPS[node.op].is_loop
         and (counted := count_turns(body, node))
         and counted[0] * len(node.regions[1].nodes) <= MOST_INNER_OPS
+        and _count_carried(node) <= MOST_INNER_BYTES
     }
     if not turns:
         return body, 0
     return simplify(_unroll(body, turns, lambda rule, node: None)), sum(turns.values())
+
+
+def _count_carried(node: Node) -> int:
+    """The bytes of the state that a turn computes anew, not in place."""
+    body = node.regions[1]
+    pairs = zip(body.parameters, body.outputs, strict=True)
+    return sum(
+        body[name].array.bytes
+        for name, output in pairs
+        if name != output and not OPS[body[output].op].writes_into
+    )
 
 
 def _count_short(graph: Graph, node: Node) -> int:

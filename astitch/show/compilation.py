@@ -39,6 +39,7 @@ class Compilation:
     projected.
     faults: the errors inside astitch, see faults.py.  directives: what came of each, a line for each.
     memory_limit: the bytes that the program is to take at most; None: nobody says.
+    doubled: which loops of XLA's take several turns in one.
     plain_bytes: what XLA alone is estimated to take, at the least: arguments, results and temporaries.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
@@ -58,6 +59,7 @@ class Compilation:
     loop_us: tuple[float, ...] = ()
     directives: tuple[str, ...] = ()
     memory_limit: int | None = None
+    doubled: tuple[str, ...] = ()
     plain_bytes: int = 0
 
     @cached_property
@@ -71,7 +73,7 @@ class Compilation:
         others = []
         if any(isinstance(node.attrs, AttentionAttrs) for node in self.scopes.graph):
             others.append("attention")
-        if self.loop_us:
+        if self.loop_us or self.doubled:
             others.append("loops")
         for body in self.bodies:
             inner = body.compilation.list_parts()
@@ -95,7 +97,8 @@ class Compilation:
             self.splits,
             self.memory_limit,
         )
-        loops = ["\n".join(["loops:", *show_loops(self.loops)])] if self.loops else []
+        notes = (*self.loops, *self.doubled)
+        loops = ["\n".join(["loops:", *show_loops(notes)])] if notes else []
         parts = [whole, *loops, *show_directives(self.directives), *show_faults(self.faults)]
         return "\n\n".join([*parts, *(body.explain() for body in self.bodies)])
 

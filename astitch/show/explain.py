@@ -255,11 +255,11 @@ def _undo(line: str, margin: str = "    ") -> list[str]:
 
 
 def show_loops(notes: Sequence[str]) -> list[str]:
-    """Notes on loops; under those that are one kernel, how that is reversed."""
+    """Notes on loops; under those that are one kernel, or take several turns in one, how that is reversed."""
     lines = []
     for note in notes:
-        taken = re.match(r"\w*loop_\d+ = %([^\s:]+)", note)
-        lines += [f"  {note}", *_undo(f"leave-loops %{taken[1]}" if taken else "")]
+        taken = re.match(r"\w*loop_\d+ = %([^\s:]+)|%([^\s:]+): \d+ turns are one", note)
+        lines += [f"  {note}", *_undo(f"leave-loops %{taken[1] or taken[2]}" if taken else "")]
     return lines
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch.device.gpu import Gpu
-from astitch.directives import read_directives
+from astitch.directives import Directives, read_directives
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
@@ -26,6 +26,7 @@ from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.double_buffer import Doubled, double_buffer
 from astitch.xla.keep_in_turn import keep_in_turn
 from astitch.xla.marks import find_unmarked
 from astitch.xla.order_transposes import order_transposes
@@ -38,6 +39,7 @@ from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
 NOTHING = "nothing in it is worth a kernel"
+ONLY_TURNS = f"{NOTHING}, but several turns of its loops are one"
 LEFT_BY_DIRECTIVES = "directives leave nothing in it to be stitched"
 
 
@@ -154,9 +156,19 @@ def stitch_module(
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)
-    if list_scatters(new) == list_scatters(module) and not (kernels and is_worth(module, _CALLED)):
-        return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     faults = FaultLog(strict or None)
+    stays = list_scatters(new) == list_scatters(module) and not (
+        kernels and is_worth(module, _CALLED)
+    )
+    if stays:
+        new, kernels = read_module(module.SerializeToString()), 0
+    if not kept:
+        compilation = _double_buffer(new, compilation, gpu, told, faults)
+    if stays:
+        compilation = replace(compilation, faults=(*compilation.faults, *faults.found))
+        if compilation.doubled:
+            return Stitching(compilation, bytes(new.SerializeToString()), reason=ONLY_TURNS)
+        return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     for name, passed, cost in (
         ("tell_latencies", lambda: tell_latencies(new, gpu), "uses its own times of products"),
         ("run_beside", lambda: run_beside(new, gpu), "runs kernels later than it could"),
@@ -168,6 +180,31 @@ def stitch_module(
         )
     compilation = replace(compilation, faults=(*compilation.faults, *faults.found))
     return Stitching(compilation, graft(module, new), kernels)
+
+
+def _double_buffer(
+    module: Any, compilation: Compilation, gpu: Gpu, told: Directives, faults: FaultLog
+) -> Compilation:
+    """The compilation with notes on the loops of a module that take several turns in one from now on."""
+    none: list[Doubled] = []
+    changed = read_module(module.SerializeToString())
+    doubled = faults.attempt(
+        lambda: double_buffer(changed, gpu, lambda name: _leaves_loop(told, name)),
+        lambda: none,
+        stage="double_buffer",
+        subject=decode(module.name),
+        cost="XLA copies what a turn reads at shifted places",
+    )
+    if doubled:
+        module.CopyFrom(changed)
+    return replace(compilation, doubled=tuple(map(str, doubled)))
+
+
+def _leaves_loop(told: Directives, name: str) -> bool:
+    """Do directives leave a loop to XLA as it is?  name: in the module, where it ends in that of the program's loop."""
+    parts = name.split("_")
+    names = ["_".join(parts[n:]) for n in range(len(parts))]
+    return told.covers("leave", ()) or told.covers("leave-loops", names)
 
 
 def find_donated(module: Any, graph: Graph) -> list[bool]:
