@@ -214,20 +214,8 @@ def test_times_are_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_check_without_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    sides = ["--sides", "xla", "astitch", "apart"]
-    products.main(
-        [
-            "--check",
-            "--only",
-            "2 x 46x46",
-            "1 x 1024x1024x",
-            "--types",
-            "f32",
-            "--json",
-            str(file),
-            *sides,
-        ]
-    )
+    only = ["--only", "f32, 2 x 46x46", "f32, 1 x 1024x1024x"]
+    products.main(["--check", *only, "--json", str(file), "--sides", "xla", "astitch", "apart"])
     out = capsys.readouterr().out
     assert "2 of 2 forms" in out and "misses: 0 of 0" in out
     rows = json.loads(file.read_text())
