@@ -6,7 +6,10 @@ imported only where there is one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,17 +110,33 @@ def make_eager(form: Form) -> Callable[[Sequence[Tensor]], Tensor]:
     return call
 
 
-def make_compiled(form: Form, mode: str) -> Callable[[Sequence[Tensor]], Tensor]:
-    """mode: torch.compile's."""
-    torch._dynamo.reset()
+def make_compiled(form: Form, **options: Any) -> Callable[[Sequence[Tensor]], Tensor]:
+    """options: of torch.compile.  Each has a code object of its own: of one torch compiles eight forms at most."""
     ops = Torch()
 
     def formula(*arguments: Tensor) -> Tensor:
         result: Tensor = compute(ops, form, arguments)
         return result
 
-    compiled = torch.compile(formula, fullgraph=True, dynamic=False, mode=mode)
+    code = formula.__code__.replace(co_name=f"formula_{next(_NUMBERS)}")
+    own = FunctionType(code, formula.__globals__, code.co_name, None, formula.__closure__)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False, **options)
     return lambda arguments: compiled(*arguments)
+
+
+_NUMBERS = itertools.count()
+
+
+def make_zeros(form: Form, device: str) -> list[Tensor]:
+    """Arguments of the same shapes and types, for which torch compiles."""
+    made = []
+    for given in list_given(form):
+        *outer, last = given.shape
+        if given.dtype == "s4":
+            outer[-1] //= 2
+        dtype = torch.uint8 if given.dtype == "s4" else DTYPES[given.dtype]
+        made.append(torch.zeros((*outer, last), dtype=dtype, device=device))
+    return made
 
 
 def is_of_library(form: Form) -> bool:

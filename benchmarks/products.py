@@ -94,6 +94,7 @@ class Task:
     row: Row
     compiled: dict[str, Future[Any]] = field(default_factory=dict)
     data: Future[tuple[list[np.ndarray], np.ndarray]] | None = None
+    torch_compiled: Call | None = None
     sides: list[Side] = field(default_factory=list)
 
     @property
@@ -160,6 +161,31 @@ def start(form: Form, sides: Sequence[str], pool: ThreadPoolExecutor) -> Task:
     return task
 
 
+def compile_by_torch(tasks: Sequence[Task], mode: str) -> None:
+    """In this thread, while others compile: torch takes one function at a time."""
+    from benchmarks import product_torch
+
+    device, began = product_torch.prepare(), time.perf_counter()
+    for task in tasks:
+        if not applies("compiled", task.form):
+            continue
+        try:
+            if time.perf_counter() - began > COMPILE_S:
+                raise NotMeasured(f"not compiled within {COMPILE_S:.0f} s")
+            call = product_torch.make_compiled(task.form, mode=mode)
+            call(product_torch.make_zeros(task.form, device))
+            task.torch_compiled = call
+        except Exception as error:  # what one side cannot do is a result
+            task.row.notes["compiled"] = describe(error)
+
+
+def warm_up() -> None:
+    """What is done once is done before threads compile."""
+    form = Form("norm+silu", "bf16", 8, (256, 64))
+    for side in ("xla", "astitch"):
+        compile_side(side, form)
+
+
 # ---- sides -----------------------------------------------------------------------------------------------------------
 
 
@@ -206,9 +232,8 @@ def read_jax(result: Any) -> np.ndarray:
 
 
 def add_torch_sides(
-    task: Task, arrays: Sequence[np.ndarray], copies: int, names: Sequence[str], mode: str
+    task: Task, arrays: Sequence[np.ndarray], copies: int, names: Sequence[str]
 ) -> None:
-    """mode: of torch.compile."""
     if not {"torch", "compiled"} & set(names):
         return
     from benchmarks import product_torch
@@ -217,19 +242,21 @@ def add_torch_sides(
     device = product_torch.prepare()
     moved = product_torch.move(form, arrays, device)
     sets = copy_sets(form, lambda number: moved[number].clone(), copies)
-    for name in ("torch", "compiled"):
-        if name not in names or not applies(name, form):
+    for name, call in (
+        ("torch", product_torch.make_eager(form) if "torch" in names else None),
+        ("compiled", task.torch_compiled),
+    ):
+        if call is None:
             continue
         try:
-            own, call = sets, product_torch.make_eager(form)
-            if name == "compiled":
-                call = product_torch.make_compiled(form, mode)
-            elif device == "cuda" and product_torch.is_of_library(form):
-                own = [product_torch.lay_out_for_library(s) for s in sets]
+            own = sets
+            if name == "torch" and device == "cuda" and product_torch.is_of_library(form):
+                own = [product_torch.lay_out_for_library(arguments) for arguments in sets]
                 call = product_torch.call_library
-            task.sides.append(
-                Side(name, call, own, lambda _: product_torch.synchronize(), product_torch.to_numpy)
+            side = Side(
+                name, call, own, lambda _: product_torch.synchronize(), product_torch.to_numpy
             )
+            task.sides.append(side)
         except Exception as error:
             task.row.notes[name] = describe(error)
 
@@ -290,7 +317,8 @@ def take_together(
 ) -> list[Row]:
     """Rows that are compiled side by side, then measured in quiet."""
     tasks = [start(form, names, pool) for form in forms]
-    mode = TORCH_MODES["torch-max" if options.max_autotune else "torch"]
+    if "compiled" in names:
+        compile_by_torch(tasks, TORCH_MODES["torch-max" if options.max_autotune else "torch"])
     wait([f for task in tasks for f in task.futures()], timeout=COMPILE_S)
     for task in tasks:
         assert task.data is not None
@@ -301,7 +329,7 @@ def take_together(
         try:
             copies = 1 if options.check else count_copies(task.form)
             add_jax_sides(task, arrays, copies)
-            add_torch_sides(task, arrays, copies, names, mode)
+            add_torch_sides(task, arrays, copies, names)
             try_sides(task, exact)
         except Exception as error:  # such as too little memory
             task.row.notes["row"] = describe(error)
@@ -346,6 +374,7 @@ def run_all(options: argparse.Namespace) -> list[Row]:
     print(
         f"{len(forms)} forms; copy {copy_gbs or math.nan:.0f} GB/s\n{LEGEND}\n{HEADER}", flush=True
     )
+    warm_up()
     done, seconds = 0, 0.0  # of a row, by the last ones
     with ThreadPoolExecutor(options.jobs) as pool:
         while done < len(forms):

@@ -119,7 +119,7 @@ def _take(
         return None
     weights, scales = taken
     stored = read_stored(graph, weights, parts)
-    if stored is None or stored.layer or scales.layer or not scales.dtype.is_float:
+    if stored is None or not scales.dtype.is_float:
         return None
     if not lies_in_memory(graph, stored.name):
         return None  # the kernel that computes it scales it too
@@ -195,7 +195,7 @@ def _put(ops: DraftOps, found: _Scaled, values: Mapping[str, str]) -> str:
 def _scale(ops: DraftOps, found: _Scaled, values: Mapping[str, str], value: str) -> str:
     """In f32."""
     shape = ops.draft[value].shape
-    scales = ops.convert(values[found.scales.name], DType.F32)
+    scales = ops.convert(values[found.scales.value], DType.F32)
     scales = ops.reshape(scales, [shape[d] for d in found.dimensions])
     spread = ops.broadcast(scales, shape, found.dimensions)
     return ops.both("multiply", ops.convert(value, DType.F32), spread)

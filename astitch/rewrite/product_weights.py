@@ -64,13 +64,14 @@ class Layer:
 class Stored:
     """An array in memory and what its dimensions index, major to minor, those of one element left out.
 
-    layer: it has a dimension more in front, of layers.
+    layer: it has a dimension more in front, of layers.  value: the array, or that layer of it.
     """
 
     name: str
     dtype: DType
     parts: tuple[Part, ...]
     layer: Layer | None = None
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +351,13 @@ def read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
                 return None  # rounded twice
             dtype = graph[node.operands[0]].dtype
         name, parts = node.operands[0], moved
-    layer = find_layer(graph, node)
+    layer, value = find_layer(graph, node), name
     if layer is not None:
         name = node.operands[0]
         parts = parts[1:]
     dtype = dtype or node.dtype
     kept = tuple(part for part in parts if part)
-    return Stored(name, dtype, kept, layer)
+    return Stored(name, dtype, kept, layer, value)
 
 
 def find_layer(graph: Graph, node: Node) -> Layer | None:

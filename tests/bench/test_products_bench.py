@@ -134,8 +134,12 @@ def test_torch_computes_the_same(form: Form) -> None:
 
     arrays = make_arrays(form)
     tensors = product_torch.move(form, arrays, "cpu")
-    result = product_torch.to_numpy(product_torch.make_eager(form)(tensors))
-    assert distance(form, arrays, result) <= TOLERANCES[form.factor]
+    compiled = product_torch.make_compiled(form, backend="eager")
+    for call in (product_torch.make_eager(form), compiled):
+        result = product_torch.to_numpy(call(tensors))
+        assert distance(form, arrays, result) <= TOLERANCES[form.factor]
+    zeros = product_torch.make_zeros(form, "cpu")
+    assert [(z.shape, z.dtype) for z in zeros] == [(t.shape, t.dtype) for t in tensors]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
