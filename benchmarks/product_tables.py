@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.product_forms import Form, list_given
 from benchmarks.results import geometric_mean
@@ -71,17 +73,17 @@ def find_over_bf16(row: Row, rows: Sequence[Row]) -> float | None:
 
 HEADER = (
     f"{'form':48}"
-    + "".join(f"{side:>9}" for side in SHOWN)
+    + "".join(f" {side:>8}" for side in SHOWN)
     + f" | {'/best':>6} {'/bf16':>6} {'%copy':>6} {'n':>7} {'MB':>11} |"
-    + "".join(f"{side:>9}" for side in SHOWN[:-1])
+    + "".join(f" {side:>8}" for side in SHOWN[:-1])
 )
 
 
 def format_row(row: Row) -> str:
     """One line of the table, and one for each note; a dash where nothing was measured."""
-    times = "".join(_number(row.us.get(s), 9, 2) for s in SHOWN)
+    times = "".join(f" {_number(row.us.get(s), 8, 2)}" for s in SHOWN)
     errors = "".join(
-        f"{row.errors[s]:9.1e}" if s in row.errors else f"{'-':>9}" for s in SHOWN[:-1]
+        f" {row.errors[s]:8.1e}" if s in row.errors else f" {'-':>8}" for s in SHOWN[:-1]
     )
     counts = "/".join(_number(row.launches.get(s), 0, 0) for s in ("xla", "astitch"))
     planned = "/".join(_number(row.temporary_mb.get(s), 0, 1) for s in ("xla", "astitch"))
@@ -95,6 +97,15 @@ def format_row(row: Row) -> str:
 
 def _number(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+
+
+def load_rows(path: Path) -> list[Row]:
+    """From a file of benchmarks.products."""
+    rows = []
+    for data in json.loads(path.read_text()):
+        form = Form(**{**data["form"], "widths": tuple(data["form"]["widths"])})
+        rows.append(Row(**{**data, "form": form}))
+    return rows
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.products --json FILE` on a GPU: one table, a row for each form and size.  Times are of the kernels
 of a call by the device's own clock in microseconds, in turns, the weights not in the L2.  Errors are against f64.
-`--budget SECONDS` takes a cross-section; `--check` compares only, also without a GPU.
+`--budget SECONDS` takes a cross-section; `--check` compares only, `--report FILE ...` prints: both also without a GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from benchmarks.product_forms import (
     make_arrays,
     order,
 )
-from benchmarks.product_tables import HEADER, LEGEND, Row, format_row, summarize
+from benchmarks.product_tables import HEADER, LEGEND, Row, format_row, load_rows, summarize
 from benchmarks.results import describe
 from benchmarks.timing import measure_limits
 
@@ -431,7 +431,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--together", type=int, default=16, help="rows that are compiled, then measured"
     )
     parser.add_argument("--json", type=Path, help="write the rows there, as they come")
+    parser.add_argument("--report", nargs="+", type=Path, help="print such files, measure nothing")
     options = parser.parse_args(arguments)
+    if options.report:
+        known = {row.form: row for path in options.report for row in load_rows(path)}
+        lines = (format_row(row) for row in known.values())
+        print("\n".join([LEGEND, HEADER, *lines, *summarize(list(known.values()))]))
+        return
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch wants memory too
     if jax.default_backend() != "gpu" and not options.check:
         raise SystemExit("JAX sees no GPU here: give --check")

@@ -28,7 +28,14 @@ from benchmarks.product_forms import (
     make_arrays,
     order,
 )
-from benchmarks.product_tables import Row, find_misses, find_over_bf16, format_row, summarize
+from benchmarks.product_tables import (
+    Row,
+    find_misses,
+    find_over_bf16,
+    format_row,
+    load_rows,
+    summarize,
+)
 from tests.ahead_of_time import needs_hook
 
 WIDTHS = {
@@ -229,6 +236,9 @@ def test_a_check_without_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ]
     assert all(error < 1e-5 for row in rows for error in row["errors"].values())
     assert not any(row["notes"] for row in rows)
+    products.main(["--report", str(file), str(file)])
+    assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1] == "misses: 0 of 0"
+    assert load_rows(file)[0].form in list_forms()
 
 
 # ---- the summary -----------------------------------------------------------------------------------------------------
