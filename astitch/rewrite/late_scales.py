@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, Node
 from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, Log, ascends
@@ -100,9 +100,12 @@ def _find(graph: Graph, node: Node) -> _Scaled | None:
 
 def _move(graph: Graph, node: Node, parts: Parts) -> Parts | None:
     """The parts of what is only moved or converted, for one reader; nothing of integers is scaled."""
-    if not _is_for_one(graph, node.name) or OPS[node.op].is_broadcast:
+    row = OPS.get(node.opcode)
+    moves = row is not None and (row.is_view or row.permutes or row.is_conversion)
+    if not moves or not _is_for_one(graph, node.name):
         return None
-    if not node.operands or not graph[node.operands[0]].dtype.is_float:
+    before = graph[node.operands[0]].type
+    if not isinstance(before, ArrayType) or not before.dtype.is_float:
         return None
     return step_back(graph, node, parts)
 

@@ -213,7 +213,18 @@ def test_what_is_left() -> None:
     def of_each(x: Any, q: Any, s: Any) -> Any:
         return x @ (q.astype(x.dtype) * s)
 
+    def of_a_sort(x: Any, q: Any, s: Any) -> Any:
+        wide, _ = lax.sort((q.astype(jnp.float32), q), num_keys=1)
+        return x @ wide.astype(x.dtype)
+
+    def of_a_tuple(x: Any, q: Any, s: Any) -> Any:
+        """An op with several results gives the weights."""
+        wide = jnp.repeat(jnp.linalg.qr(q[:, :DEPTH].astype(jnp.float32))[0], 2, 1)
+        return x @ wide.astype(x.dtype)
+
     x = normal(8, DEPTH)
+    assert is_left(of_a_tuple, x, q, s)
+    assert is_left(of_a_sort, x, q, s)
     assert is_left(read_twice, x, q, s)
     assert is_left(in_groups, x, q, scales(4 * COLUMNS))
     assert is_left(computed, x, q, s)
