@@ -41,6 +41,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
 from astitch.rewrite.joined_columns import separate_columns
+from astitch.rewrite.late_scales import scale_late
 from astitch.rewrite.layer_updates import update_rows_of_layers
 from astitch.rewrite.narrow_pieces import join_narrow_pieces
 from astitch.rewrite.narrow_products import write_narrow_products
@@ -527,6 +528,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, job: write_narrow_products(graph, job.gpu),
         lambda job: job.target.attention,
     ),
+    _rewrite("scale_late", lambda graph, job: scale_late(graph), lambda job: job.target.in_xla),
     _rewrite(
         "decompose_small_dots",
         lambda graph, job: decompose_small_dots(

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
 from astitch.device.gpu import Gpu
-from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NarrowProductAttrs, Node
-from astitch.graph.matmul import free_dimensions
+from astitch.graph.ir import ArrayType, DType, Graph, NarrowProductAttrs, Node
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.ops.narrow_product import FACTORS, INTEGERS
-from astitch.rewrite.draft import Draft, Log, ascends
+from astitch.graph.ops.narrow_product import INTEGERS
+from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.joined_products import join_products
 from astitch.rewrite.product_weights import (
@@ -29,12 +27,15 @@ from astitch.rewrite.product_weights import (
     Layer,
     Matrix,
     Part,
+    Sides,
     Stored,
     Weights,
     count_along,
     find_weights,
-    list_parts,
+    lies_in_memory,
     merge_parts,
+    tell_sides,
+    without_ones,
 )
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.split_k import put_total
@@ -51,9 +52,6 @@ from astitch.tile.narrow_rates import (
 
 LEAST_NUMBERS = 1 << 20
 """Of the weights.  Fewer are read in less time than a kernel takes to start."""
-
-_STEPS = (Kind.COMPUTE, Kind.PROJECTION, Kind.CONTROL, Kind.OTHER)
-"""What these compute is in memory."""
 
 LEAST_PIECE = 1 << 18
 """Of one matrix among several that the same row is multiplied by."""
@@ -86,7 +84,7 @@ def _restore_sums(graph: Graph, gpu: Gpu) -> Graph:
     sums = {
         name: found
         for name, found in find_products(graph).items()
-        if _lies_in_memory(graph, found.product.operands[1])
+        if lies_in_memory(graph, found.product.operands[1])
         and _feeds_sums(graph, found.product.operands[1])
         and _find(graph, found.product, gpu, LEAST_PIECE)
     }
@@ -102,14 +100,6 @@ def _restore_sums(graph: Graph, gpu: Gpu) -> Graph:
     return join_products(
         write_products(graph, wanted), {found.product.name for found in wanted.values()}
     )
-
-
-def _lies_in_memory(graph: Graph, name: str) -> bool:
-    """What is computed may be multiplied and summed in the kernel that computes it."""
-    node = graph[name]
-    while OPS[node.op].kind is Kind.INDEX and len(node.operands) == 1:
-        node = graph[node.operands[0]]
-    return node.is_parameter or node.is_constant or OPS[node.op].kind in _STEPS
 
 
 def _feeds_sums(graph: Graph, name: str) -> bool:
@@ -128,21 +118,8 @@ def _feeds_sums(graph: Graph, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
-    """Both operands of a product.  weights: the larger one's number, with the parts of its dimensions.
-
-    x_order: the other's dimensions as batches, rows, depth in the order of the weights.
-    """
-
-    weights: int
-    parts: tuple[Part | None, ...]
-    x_order: tuple[int, ...]
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Found:
-    sides: _Sides
+    sides: Sides
     weights: Weights
     shape: NarrowShape
 
@@ -153,7 +130,7 @@ class _Found:
 
 def _find(graph: Graph, node: Node, gpu: Gpu, least: int = LEAST_NUMBERS) -> _Found | None:
     """A product that is to be replaced; None for any other node.  least: numbers of its weights."""
-    sides = _tell_sides(graph, node)
+    sides = tell_sides(graph, node)
     if sides is None or sides.rows > MOST_ROWS:
         return None
     name = node.operands[sides.weights]
@@ -181,49 +158,12 @@ def _is_faster(found: _Found) -> bool:
     if shape.weights.is_float or shape.groups == 1:
         is_copied = layer is not None and isinstance(layer.number, str)
         is_transposed = shape.shared and shape.rows > 1
-        return is_copied or is_transposed or beats_products(shape)
+        is_computed = shape.scale and shape.rows > 1 and (shape.is_packed or len(shape.columns) > 1)
+        return is_copied or is_transposed or is_computed or beats_products(shape)
     return shape.rows > 1 or shape.is_packed  # one row of bytes our other kernels read faster
 
 
-def _tell_sides(graph: Graph, node: Node) -> _Sides | None:
-    a = node.attrs
-    if not isinstance(a, DotAttrs) or a.algorithm or not node.array.size:
-        return None
-    arrays = [graph[o].array for o in node.operands]
-    factor = arrays[0].dtype
-    if factor not in FACTORS or arrays[1].dtype is not factor:
-        return None
-    if node.dtype not in (factor, DType.F32):
-        return None
-    if factor is DType.F32 and set(a.precision) != {"DEFAULT"}:
-        return None
-    side = int(arrays[1].size > arrays[0].size)
-    batches = (a.lhs_batch, a.rhs_batch)
-    if not ascends(batches[side]):
-        return None
-    pairs = sorted(zip(*_turn(side, a.lhs_contracting, a.rhs_contracting), strict=True))
-    labels = [COLUMN] * arrays[side].rank
-    for d, _ in pairs:
-        labels[d] = DEPTH
-    for d in batches[side]:
-        labels[d] = BATCH
-    x, contracted = arrays[1 - side], [pair[1] for pair in pairs]
-    free = free_dimensions(x.rank, batches[1 - side], contracted)
-    return _Sides(
-        side,
-        list_parts(arrays[side].shape, labels),
-        (*batches[1 - side], *free, *contracted),
-        prod(x.shape[d] for d in free),
-    )
-
-
-def _turn(
-    side: int, left: tuple[int, ...], right: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (right, left) if side else (left, right)
-
-
-def _describe(weights: Weights, sides: _Sides, factor: DType, result: DType) -> NarrowShape | None:
+def _describe(weights: Weights, sides: Sides, factor: DType, result: DType) -> NarrowShape | None:
     """The shape without a share; None where matrices side by side differ, or no kernel knows how one lies.
 
     result: of one part; several are f32.
@@ -289,7 +229,7 @@ class _Kind:
 def _describe_matrix(matrix: Matrix, batch: int, depth: int, columns: int) -> _Kind | None:
     whole = (Part(BATCH, batch, 1), Part(DEPTH, depth, 1), Part(COLUMN, columns, 1))
     merged = merge_parts(matrix.weights.parts)
-    orders = [_without_ones(whole), _without_ones((whole[0], whole[2], whole[1]))]
+    orders = [without_ones(whole), without_ones((whole[0], whole[2], whole[1]))]
     if merged not in orders:
         return _describe_pieces(matrix, merged, depth, columns)
     beside = [stored for stored in (matrix.scales, matrix.offsets) if stored]
@@ -332,13 +272,9 @@ def _find_groups(stored: Stored, whole: tuple[Part, Part, Part]) -> tuple[int, b
     groups = next((part for part in merged if part.label == DEPTH), Part(DEPTH, 1, depth.extent))
     if groups.extent * groups.stride != depth.extent:
         return None
-    if merged == _without_ones((batch, groups, columns)):
+    if merged == without_ones((batch, groups, columns)):
         return groups.extent, False
-    return (groups.extent, True) if merged == _without_ones((batch, columns, groups)) else None
-
-
-def _without_ones(parts: Sequence[Part]) -> list[Part]:
-    return [part for part in parts if part.extent > 1]
+    return (groups.extent, True) if merged == without_ones((batch, columns, groups)) else None
 
 
 # ---- writing it

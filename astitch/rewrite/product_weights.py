@@ -19,6 +19,7 @@ import numpy as np
 from astitch.graph.ir import (
     BroadcastAttrs,
     DimensionAttrs,
+    DotAttrs,
     DType,
     DynamicSliceAttrs,
     Graph,
@@ -26,12 +27,16 @@ from astitch.graph.ir import (
     SliceAttrs,
     TransposeAttrs,
 )
+from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.ops.narrow_product import FACTORS
-from astitch.rewrite.draft import is_zero
+from astitch.rewrite.draft import ascends, is_zero
 from astitch.rewrite.movement_rules import group_dimensions
 
 BATCH, DEPTH, COLUMN = "batch", "depth", "column"
+
+_STEPS = (Kind.COMPUTE, Kind.PROJECTION, Kind.CONTROL, Kind.OTHER)
+"""What these compute is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,14 @@ class Layer:
 class Stored:
     """An array in memory and what its dimensions index, major to minor, those of one element left out.
 
-    layer: it has a dimension more in front, of layers.
+    layer: it has a dimension more in front, of layers.  value: the array, or that layer of it.
     """
 
     name: str
     dtype: DType
     parts: tuple[Part, ...]
     layer: Layer | None = None
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,57 @@ class Weights:
 
     matrices: tuple[Matrix, ...]
     columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both operands of a product.  weights: the larger one's number, with the parts of its dimensions.
+
+    x_order: the other's dimensions as batches, rows, depth in the order of the weights.
+    """
+
+    weights: int
+    parts: tuple[Part | None, ...]
+    x_order: tuple[int, ...]
+    rows: int
+
+
+def tell_sides(graph: Graph, node: Node) -> Sides | None:
+    a = node.attrs
+    if not isinstance(a, DotAttrs) or a.algorithm or not node.array.size:
+        return None
+    arrays = [graph[o].array for o in node.operands]
+    factor = arrays[0].dtype
+    if factor not in FACTORS or arrays[1].dtype is not factor:
+        return None
+    if node.dtype not in (factor, DType.F32):
+        return None
+    if factor is DType.F32 and set(a.precision) != {"DEFAULT"}:
+        return None
+    side = int(arrays[1].size > arrays[0].size)
+    batches = (a.lhs_batch, a.rhs_batch)
+    if not ascends(batches[side]):
+        return None
+    pairs = sorted(zip(*_turn(side, a.lhs_contracting, a.rhs_contracting), strict=True))
+    labels = [COLUMN] * arrays[side].rank
+    for d, _ in pairs:
+        labels[d] = DEPTH
+    for d in batches[side]:
+        labels[d] = BATCH
+    x, contracted = arrays[1 - side], [pair[1] for pair in pairs]
+    free = free_dimensions(x.rank, batches[1 - side], contracted)
+    return Sides(
+        side,
+        list_parts(arrays[side].shape, labels),
+        (*batches[1 - side], *free, *contracted),
+        prod(x.shape[d] for d in free),
+    )
+
+
+def _turn(
+    side: int, left: tuple[int, ...], right: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (right, left) if side else (left, right)
 
 
 def find_weights(graph: Graph, name: str, parts: Parts) -> Weights | None:
@@ -108,6 +165,18 @@ def count_along(parts: Sequence[Part | None], label: str) -> int:
     return prod(part.extent for part in parts if part and part.label == label)
 
 
+def lies_in_memory(graph: Graph, name: str) -> bool:
+    """What is computed may be multiplied and summed in the kernel that computes it."""
+    node = graph[name]
+    while OPS[node.op].kind is Kind.INDEX and len(node.operands) == 1:
+        node = graph[node.operands[0]]
+    return node.is_parameter or node.is_constant or OPS[node.op].kind in _STEPS
+
+
+def without_ones(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.extent > 1]
+
+
 # ---- ops that move elements
 
 
@@ -125,7 +194,7 @@ def _walk(
     graph: Graph, name: str, parts: Parts, passes: Callable[[Node], bool]
 ) -> tuple[str, Parts]:
     """Past ops that only move or convert elements, while `passes` says so."""
-    while passes(graph[name]) and (moved := _step(graph, graph[name], parts)) is not None:
+    while passes(graph[name]) and (moved := step_back(graph, graph[name], parts)) is not None:
         name, parts = graph[name].operands[0], moved
     return name, parts
 
@@ -142,7 +211,7 @@ def _list_pieces(graph: Graph, name: str, parts: Parts) -> Iterator[tuple[str, P
                 own = replace(along, extent=extent) if extent > 1 else None
                 yield from _list_pieces(graph, operand, (*parts[:d], own, *parts[d + 1 :]))
             return
-    moved = _step(graph, node, parts) if _leads_to_pieces(graph, name) else None
+    moved = step_back(graph, node, parts) if _leads_to_pieces(graph, name) else None
     if moved is None:
         yield name, parts, count_along(parts, COLUMN)
     else:
@@ -168,7 +237,7 @@ def _is_concatenation(node: Node) -> bool:
     return isinstance(node.attrs, DimensionAttrs) and OPS[node.op].kind is Kind.INDEX
 
 
-def _step(graph: Graph, node: Node, parts: Parts) -> Parts | None:
+def step_back(graph: Graph, node: Node, parts: Parts) -> Parts | None:
     """The parts of the operand of an op that only moves or converts elements; None for any other."""
     attrs = node.attrs
     if isinstance(attrs, TransposeAttrs):
@@ -232,18 +301,18 @@ def _read_matrix(graph: Graph, name: str, parts: Parts) -> Matrix | None:
     scales = offsets = None
     name, parts = _skip(graph, name, parts)
     if OPS[graph[name].op].combiner is np.multiply:
-        found = _take_apart(graph, graph[name], parts)
+        found = take_apart(graph, graph[name], parts)
         if found is None:
             return None
         name, scales = found
         name, parts = _skip(graph, name, parts)
     if OPS[graph[name].op].addend_sign < 0:
         first, second = graph[name].operands
-        offsets = _read_stored(graph, second, parts)
+        offsets = read_stored(graph, second, parts)
         if offsets is None:
             return None
         name, parts = _skip(graph, first, parts)
-    weights = _read_stored(graph, name, parts)
+    weights = read_stored(graph, name, parts)
     return Matrix(weights, offsets, scales) if weights else None
 
 
@@ -259,22 +328,22 @@ def _skip(graph: Graph, name: str, parts: Parts) -> tuple[str, Parts]:
     return _walk(graph, name, parts, passes)
 
 
-def _take_apart(graph: Graph, node: Node, parts: Parts) -> tuple[str, Stored] | None:
+def take_apart(graph: Graph, node: Node, parts: Parts) -> tuple[str, Stored] | None:
     """(weights, scales) of a product: scales are repeated."""
     for weights, scales in (node.operands, node.operands[::-1]):
-        stored = _read_stored(graph, scales, parts)
+        stored = read_stored(graph, scales, parts)
         if stored and prod(p.extent for p in stored.parts) < graph[weights].array.size:
             return weights, stored
     return None
 
 
-def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
+def read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
     """The array that a value is, but for moves, conversions and repetitions."""
     dtype: DType | None = None
     while True:
         node = graph[name]
         row = OPS.get(node.opcode)
-        moved = _step(graph, node, parts)
+        moved = step_back(graph, node, parts)
         if moved is None:
             break
         if row is not None and row.is_conversion:
@@ -282,13 +351,13 @@ def _read_stored(graph: Graph, name: str, parts: Parts) -> Stored | None:
                 return None  # rounded twice
             dtype = graph[node.operands[0]].dtype
         name, parts = node.operands[0], moved
-    layer = find_layer(graph, node)
+    layer, value = find_layer(graph, node), name
     if layer is not None:
         name = node.operands[0]
         parts = parts[1:]
     dtype = dtype or node.dtype
     kept = tuple(part for part in parts if part)
-    return Stored(name, dtype, kept, layer)
+    return Stored(name, dtype, kept, layer, value)
 
 
 def find_layer(graph: Graph, node: Node) -> Layer | None:

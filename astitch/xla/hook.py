@@ -7,6 +7,7 @@ the module that XLA compiles in its place, or the reason why it stays as it is.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
 from astitch.hlo.tile_call import TRITON
 from astitch.hlo_import import import_from_compiler
+from astitch.rewrite.narrow_products import LEAST_NUMBERS
 from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
@@ -67,7 +69,7 @@ _CALLED = frozenset({b"triangular-solve"})
 
 
 def is_worth(module: Any, alone: Collection[bytes] = frozenset({b"scatter"}) | _CALLED) -> bool:
-    """Can a module gain?  XLA makes one kernel of what is element-wise only, or of a single op.
+    """Can a module gain?  XLA makes one kernel of what is element-wise only, or of a single op but a narrow product.
 
     module: an HloModuleProto.  alone: ops that may gain by themselves, by being written in another way.  Takes some
     microseconds for the module of an eager op.
@@ -77,7 +79,21 @@ def is_worth(module: Any, alone: Collection[bytes] = frozenset({b"scatter"}) | _
         return True
     entry = next(c for c in module.computations if c.id == module.entry_computation_id)
     ops = [i.opcode for i in entry.instructions if i.opcode not in _FREE]
+    if ops == [b"dot"]:
+        return _has_narrow_product(entry)
     return len(ops) > 1 and any(opcode not in _FUSED for opcode in ops)
+
+
+def _has_narrow_product(entry: Any) -> bool:
+    """Are the weights of the one product so much larger than its rows that they take its time?"""
+    sizes = {i.id: math.prod(i.shape.dimensions) for i in entry.instructions}
+    dot = next(i for i in entry.instructions if i.opcode == b"dot")
+    fewer, weights = sorted(sizes[number] for number in dot.operand_ids)
+    least = max(LEAST_NUMBERS, _NARROW * fewer, _NARROW * sizes[dot.id])
+    return bool(weights >= least)
+
+
+_NARROW = 4
 
 
 _LOOPS = frozenset({b"while", b"conditional", b"call"})

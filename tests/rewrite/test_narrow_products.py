@@ -411,6 +411,43 @@ def test_bytes_scaled_by_columns_stay_xlas() -> None:
     assert changed is graph
 
 
+def scale_columns(x: Any, q: Any, s: Any) -> Any:
+    return x @ (q.astype(x.dtype) * s)
+
+
+def scale_columns_first(x: Any, q: Any, s: Any) -> Any:
+    return jnp.einsum("bk,nk->bn", x, q.T.astype(x.dtype) * s[:, None])
+
+
+def scale_heads(x: Any, q: Any, s: Any) -> Any:
+    return jnp.einsum("bd,dhf->bhf", x, (s * q.astype(x.dtype)).reshape(DEPTH, 16, -1))
+
+
+def scale_two(x: Any, q: Any, s: Any) -> Any:
+    """As XLA writes two products of the same rows."""
+    wide = [q.astype(x.dtype) * s, q.astype(x.dtype) * (2 * s)]
+    return x @ jnp.concatenate(wide, 1)
+
+
+@pytest.mark.parametrize("fn", [scale_columns, scale_columns_first, scale_heads, scale_two])
+def test_four_bits_scaled_by_columns(fn: Callable[..., Any]) -> None:
+    """XLA would write all of them to memory."""
+    q, s = integers(ml_dtypes.int4, DEPTH, COLUMNS), normal(COLUMNS)
+    _, changed = rewrite(fn, normal(4, DEPTH), q, s)
+    assert len(narrow(changed)) == 1
+    _, alone = rewrite(fn, normal(1, DEPTH), q, s)
+    assert not narrow(alone)
+
+
+def test_bytes_scaled_by_columns_side_by_side() -> None:
+    arguments = (normal(4, DEPTH), integers(np.int8, DEPTH, COLUMNS), normal(COLUMNS))
+    graph, changed = rewrite(scale_two, *arguments)
+    assert len(narrow(changed)) == 1
+    compare(graph, changed, arguments)
+    _, single = rewrite(scale_columns, *arguments)
+    assert not narrow(single)  # its scales stand behind XLA's product
+
+
 def test_experts_have_a_product_each() -> None:
     """A batch dimension, of one layer of several."""
 

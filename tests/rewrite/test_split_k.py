@@ -47,6 +47,24 @@ def test_as_many_parts_as_fill_the_device() -> None:
     assert choose_split_k(8, 64, 1 << 16, H100.sms) > MOST_PARTS
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "parts"),
+    [
+        (8, 4096, 14336, 8),
+        (8, 14336, 4096, 4),
+        (8, 8192, 2048, 4),
+        (8, 2048, 2048, 8),
+        (64, 8192, 8192, 4),
+        (64, 14336, 4096, 2),
+        (64, 2048, 1024, 4),
+    ],
+)
+def test_few_rows_are_cut_as_xla_cuts_them(rows: int, columns: int, depth: int, parts: int) -> None:
+    """With fewer parts XLA would cut once more, and add its own in a kernel in front of ours."""
+    assert choose_split_k(rows, columns, depth, H100.sms) == parts
+    assert choose_split_k(columns, rows, depth, H100.sms) == parts
+
+
 def relu(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.maximum(x @ w, 0)
 

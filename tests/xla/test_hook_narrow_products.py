@@ -181,3 +181,86 @@ def test_products_of_one_row_are_two_kernels(name: str) -> None:
     want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
     distance = np.linalg.norm(np.asarray(got, np.float64) - want)
     assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+def multiply_alone(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def multiply_columns_first(x: Any, w: Any) -> Any:
+    return jnp.einsum("bk,nk->bn", x, w)
+
+
+def multiply_experts(x: Any, w: Any) -> Any:
+    return jnp.einsum("ebd,edf->ebf", x.reshape(2, -1, WIDTH), w)
+
+
+ALONE: dict[Callable[..., Any], tuple[int, ...]] = {
+    multiply_alone: (WIDTH, 1024),
+    multiply_columns_first: (1024, WIDTH),
+    multiply_experts: (2, WIDTH, 1024),
+}
+
+
+@pytest.mark.parametrize("fn", ALONE)
+def test_a_product_alone_is_worth_a_kernel(fn: Callable[..., Any]) -> None:
+    x, w = normal(32, WIDTH), normal(*ALONE[fn])
+    hooked_program = stitch_through_hook(fn, x, w)
+    assert hooked_program.stitching is not None and TRITON.encode() in hooked_program.module
+    (got,) = hooked_program.run([x, w])
+    want = np.asarray(jax.jit(fn)(x.astype(np.float32), w.astype(np.float32)), np.float64)
+    distance = np.linalg.norm(np.asarray(got, np.float64).reshape(want.shape) - want)
+    assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("rows", [256, WIDTH])
+def test_other_products_alone_are_not_looked_at(rows: int) -> None:
+    """Of small weights, and of so many rows that they are not narrow."""
+    width = 128 if rows == 256 else WIDTH
+    hooked_program = stitch_through_hook(multiply_alone, normal(rows, width), normal(width, width))
+    assert hooked_program.stitching is None
+
+
+def scale_columns(h: Any, q: Any, s: Any) -> Any:
+    return h @ (q.astype(h.dtype) * s[0])
+
+
+def scale_rows(h: Any, q: Any, s: Any) -> Any:
+    return h @ (q.astype(h.dtype) * s[0][:, None])
+
+
+def scale_turned(h: Any, q: Any, s: Any) -> Any:
+    return jnp.einsum("bk,nk->bn", h, q.astype(h.dtype) * s[0][:, None])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.int4, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("fn", [scale_columns, scale_rows, scale_turned])
+def test_no_scaled_weights_are_written(fn: Callable[..., Any], dtype: Any) -> None:
+    arguments = put((normal(ROWS, WIDTH), BYTES[0].astype(dtype), normal(2, WIDTH)))
+    with hooked():
+        stitched = compile_ahead(fn, *arguments)
+    assert stitched.memory_analysis().temp_size_in_bytes < BYTES[0].size / 2
+
+
+def test_scaled_bytes_give_the_same() -> None:
+    given = normal(ROWS, WIDTH), BYTES[0], normal(2, WIDTH)
+    for fn in (scale_columns, scale_rows, scale_turned):
+        (got,) = stitch_through_hook(fn, *given).run(given)
+        want = np.asarray(jax.jit(fn)(*(a.astype(np.float32) for a in given)), np.float64)
+        distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+        assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+def test_scaled_matrices_side_by_side_are_one_kernel() -> None:
+    def fn(h: Any, *given: Any) -> Any:
+        first, second = (
+            (q.astype(h.dtype) * s) for q, s in zip(given[::2], given[1::2], strict=True)
+        )
+        return jnp.tanh(h @ first) * (h @ second)
+
+    scales = normal(2, WIDTH)
+    arguments = put((normal(ROWS, WIDTH), BYTES[0], scales[0], BYTES[1], scales[1]))
+    with hooked():
+        stitched = compile_ahead(fn, *arguments)
+    assert stitched.as_text().count(f'target="{TRITON}"') == 1
+    assert stitched.memory_analysis().temp_size_in_bytes < BYTES[0].size
