@@ -33,8 +33,16 @@ from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree, find_group
 from astitch.xla.device_timer import DeviceTimer
-from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
-from astitch.xla.kept_stitchings import Made, key_of, load_fit, take_or_make
+from astitch.xla.hook import (
+    NOTHING,
+    Stitching,
+    count_kernels,
+    double_buffer_alone,
+    is_worth,
+    read_module,
+    stitch_module,
+)
+from astitch.xla.kept_stitchings import ONLY_TURNS, Made, key_of, load_fit, take_or_make
 from astitch.xla.marks import read_marks
 
 if TYPE_CHECKING:
@@ -201,6 +209,7 @@ class Compiling:
     is_passing: it may go better the next time: an error inside astitch, or none of the other processes was heard.
     memory_limit: the bytes that the program is to take at most; None: nobody says.  told: directives of a program that
     is compiled again for less memory.
+    only_turns: nothing is stitched, as it would take more memory.
     made: what became of the module last.  key: of the first one, in astitch's cache.
     is_fitted: an earlier process compared its memory with what XLA's own version takes.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
@@ -219,6 +228,7 @@ class Compiling:
     handed: Any | None = None
     memory_limit: int | None = None
     told: str = ""
+    only_turns: bool = False
     made: Made | None = None
     key: str | None = None
     is_fitted: bool = False
@@ -238,6 +248,11 @@ class Compiling:
         self.attention = self.attends = self.called = self.stitched = False
         return True
 
+    def leave_kernels(self) -> None:
+        """Makes the next compile one without kernels."""
+        self.start_anew("")
+        self.only_turns = True
+
     @property
     def is_alone(self) -> bool:
         """Does this process compile for itself?  Processes of one program compile as often as each other."""
@@ -251,7 +266,15 @@ class Compiling:
 
     def keep(self) -> tuple[Any, ...]:
         """What is known of the last compile."""
-        return (self.entry, self.stitched, self.attends, self.is_passing, self.refusal, self.handed)
+        return (
+            self.entry,
+            self.stitched,
+            self.attends,
+            self.is_passing,
+            self.refusal,
+            self.handed,
+            self.made,
+        )
 
     def go_back(self, kept: tuple[Any, ...]) -> None:
         """An earlier compile counts.  kept: what keep handed on."""
@@ -266,6 +289,7 @@ class Compiling:
             self.is_passing,
             self.refusal,
             self.handed,
+            self.made,
         ) = kept
 
     @property
@@ -390,15 +414,22 @@ def _stitch(
         )
 
     key = find_key()
-    if not compiling.told and compiling.memory_limit is None:
+    if not (compiling.told or compiling.only_turns) and compiling.memory_limit is None:
         compiling.key = key
         told = load_fit(key)
         compiling.is_fitted = told is not None
-        if told:
+        compiling.only_turns = told == ONLY_TURNS
+        if told and told != ONLY_TURNS:
             settings = _tell(settings, told)
             key = find_key()
+    if compiling.only_turns:
+        stays = compiling.settings is None  # functions that are not marked are in it, too
+        return Made(None if stays else double_buffer_alone(module, gpu), 0, MORE_MEMORY)
     make = functools.partial(_compile, module, data, compiling, settings, gpu, device, timer)
     return take_or_make(module, key, make)
+
+
+MORE_MEMORY = "with kernels it would take more memory"
 
 
 def _tell(settings: Settings, told: str) -> Settings:

@@ -37,8 +37,9 @@ CUT_US = 1.0
 as many parts as XLA cuts (jax 0.11.2). The products have 8 to 4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192.
 In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 
-FEW_ROWS = 64
-"""With no more, a tile is small: a multiprocessor has several of them beside each other, which all wait for memory."""
+FEW_ROWS, DEEP = 64, 14336
+"""With no more rows, a tile is small: a multiprocessor has several of them beside each other, which all wait for memory.
+Longer sums were not compared, as gradients of narrow weights have; more parts of them take more memory."""
 
 MOST_BESIDE, BESIDE_ROWS = 8, 160
 """So many tiles, or as many as have so many rows.  With these two figures 56 of 60 products are cut as XLA cuts them,
@@ -160,11 +161,11 @@ def choose_split_k(rows: int, columns: int, depth: int, sms: int) -> int:
     """Into how many parts, a power of two, the sums of [rows, depth] x [depth, columns] are cut."""
     tiles = math.ceil(rows / TILE) * math.ceil(columns / TILE)
     few = min(rows, columns)
-    beside = min(MOST_BESIDE, BESIDE_ROWS / few)
+    is_small, beside = few <= FEW_ROWS and depth <= DEEP, min(MOST_BESIDE, BESIDE_ROWS / few)
 
     def estimate_us(parts: int) -> float:
         waves = parts * tiles / sms
-        waves = max(1.0, waves / beside) if few <= FEW_ROWS else math.ceil(waves)
+        waves = max(1.0, waves / beside) if is_small else math.ceil(waves)
         cut_us = CUT_US + parts * tiles * PART_US if parts > 1 else 0.0
         return waves * depth / parts * DEPTH_US + cut_us
 

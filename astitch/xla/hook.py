@@ -216,6 +216,14 @@ def _double_buffer(
     return replace(compilation, doubled=tuple(map(str, doubled)))
 
 
+def double_buffer_alone(module: Any, gpu: Gpu) -> bytes | None:
+    """A module whose loops take several turns in one, and that is without kernels; None where it has no such loop.
+
+    module: an HloModuleProto of XLA's."""
+    changed = read_module(module.SerializeToString())
+    return bytes(changed.SerializeToString()) if double_buffer(changed, gpu) else None
+
+
 def _leaves_loop(told: Directives, name: str) -> bool:
     """Do directives leave a loop to XLA as it is?  name: in the module, where it ends in that of the program's loop."""
     parts = name.split("_")

@@ -235,4 +235,21 @@ def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.Mo
 
 def test_a_slower_program_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "TIME_WORTH", 0.5)
+    monkeypatch.setattr(fitting, "LARGER", float("inf"))
     assert plan_program("word2vec") > fitting.SHARE * plan_program("word2vec", stitches=False)
+
+
+def test_a_larger_program_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "TIME_WORTH", 0.5)
+    monkeypatch.setattr(fitting, "LARGER", 1.0)
+    xla = plan_program("word2vec", stitches=False)
+    tries: list[Any] = []
+    compile_turns = fitting._compile_turns
+    monkeypatch.setattr(
+        fitting, "_compile_turns", lambda *given: tries.append(given) or compile_turns(*given)
+    )
+    for _ in range(2):
+        assert plan_program("word2vec") == xla
+        entry = astitch.report().programs[-1]
+        assert not entry.kernels and "more memory" in str(entry)
+    assert len(tries) == 1, "what was found is kept"
