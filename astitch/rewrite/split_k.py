@@ -39,7 +39,7 @@ In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 
 FEW_ROWS, DEEP = 64, 14336
 """With no more rows, a tile is small: a multiprocessor has several of them beside each other, which all wait for memory.
-Longer sums were not compared, as gradients of narrow weights have; more parts of them take more memory."""
+Longer sums, as gradients of narrow weights have, were not compared; more parts take more memory."""
 
 MOST_BESIDE, BESIDE_ROWS = 8, 160
 """So many tiles, or as many as have so many rows.  With these two figures 56 of 60 products are cut as XLA cuts them,
