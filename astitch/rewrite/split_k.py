@@ -38,7 +38,7 @@ as many parts as XLA cuts (jax 0.11.2). The products have 8 to 4,096 rows, 64 to
 In 9 there are fewer parts: XLA then cuts once more, right but slower."""
 
 FEW_ROWS, DEEP = 64, 14336
-"""With no more rows, a tile is small: a multiprocessor has several of them beside each other, which all wait for memory.
+"""With no more rows, a tile is small: a multiprocessor has several beside each other, which all wait for memory.
 Longer sums, as gradients of narrow weights have, were not compared; more parts take more memory."""
 
 MOST_BESIDE, BESIDE_ROWS = 8, 160

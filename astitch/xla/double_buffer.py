@@ -160,13 +160,12 @@ def _is_moved(sources: Sequence[int | None], number: int, turns: int) -> bool:
 
 def _read_loop(outer: Any, node: Any, computations: Mapping[int, Any]) -> _Loop | None:
     """None where it cannot be two turns at a time."""
-    body, condition = (
-        computations[n] for n in node.called_computation_ids
-    )  # XLA stores the body first
+    # XLA stores the body first.
+    body, condition = (computations[n] for n in node.called_computation_ids)
     if len(body.instructions) > MOST_INSTRUCTIONS or any(map(_is_held, body.instructions)):
         return None
-    if any(node.id in i.control_predecessor_ids for i in outer.instructions):
-        return None
+    if node.backend_config or any(node.id in i.control_predecessor_ids for i in outer.instructions):
+        return None  # somebody has counted its turns, or waits for it
     parameter = next(i for i in body.instructions if i.opcode == b"parameter")
     readers = [i for i in body.instructions if parameter.id in i.operand_ids]
     root = next(i for i in body.instructions if i.id == body.root_id)
