@@ -139,14 +139,12 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
 
     They hand no other op of their part anything, and move so much that a launch takes little time beside.  XLA's
     scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.  Ops that
-    read one large array and that a collective waits for share a kernel, since each kernel would read it.
+    read one large array share a kernel, since each kernel would read it, and no result could lie over it.
     """
     numbers = _find_numbers(graph)
     found: dict[str, int] = {}
-    for (_, awaited), names in _list_parts(parts).items():
-        first = _find_leaders(graph, names, numbers)
-        if awaited:
-            first = _join_readers(graph, first, numbers)
+    for names in _list_parts(parts).values():
+        first = _join_readers(graph, _find_leaders(graph, names, numbers), numbers)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
         read = {one for one, other in edges if one != other}
