@@ -239,6 +239,9 @@ class _Covered:
             for scheduled in module.schedule.sequences
             for i in computations[scheduled.computation_id].instructions
         )
+        for scheduled in module.schedule.sequences:
+            for i in computations[scheduled.computation_id].instructions:
+                self.labels[i.id] -= self.products & _find_moved(i, computations)
         self.guests: dict[str, set[str]] = {}
         for name, homes in origin.find_homes(_join(self.labels.values())).items():
             for home in homes:
@@ -275,6 +278,18 @@ def _find_labels(instruction: Any, computations: Mapping[int, Any]) -> Ops:
         for inner in computations[number].instructions:
             found |= _find_labels(inner, computations)
     return frozenset(found)
+
+
+MOVES = frozenset({b"bitcast", b"copy", b"reshape", b"transpose"})
+"""What XLA puts in front of a product, with the product's name."""
+
+
+def _find_moved(instruction: Any, computations: Mapping[int, Any]) -> Ops:
+    """The ops whose names only moves of an instruction have."""
+    called = instruction.called_computation_ids
+    inner = [i for number in called for i in computations[number].instructions] or [instruction]
+    computed = _join(_find_labels(i, computations) for i in inner if i.opcode not in MOVES)
+    return _find_labels(instruction, computations) - computed
 
 
 def _find_results(instruction: Any, computations: Mapping[int, Any]) -> Ops:
