@@ -430,7 +430,7 @@ def compare_waits(plain: Waits, stitched: Waits) -> Comparison:
 
 
 def list_beside(plain: Waits, waits: Waits, stitched: Waits) -> list[float]:
-    """For each collective of a program, plain or stitched, the us of the plain program's kernels that it runs beside it.
+    """For each collective of a program, plain or stitched, the us of the plain program's kernels that run beside it.
 
     A kernel of which the stitched program computes nothing, as a copy, counts in neither.
     """

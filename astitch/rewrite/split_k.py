@@ -45,7 +45,11 @@ MOST_PARTS = 16
 LATE_SHARE = 4
 """What a product reads, as a multiple of its parts, where these may be kept for long."""
 
-XLA_WEIGHTS = {"sm_9": (193.1384, 4.36e7), "sm_10": (189.711, 1.21563e8), "sm_12": (189.711, 1.21563e8)}
+XLA_WEIGHTS = {
+    "sm_9": (193.1384, 4.36e7),
+    "sm_10": (189.711, 1.21563e8),
+    "sm_12": (189.711, 1.21563e8),
+}
 """What XLA reckons for a byte of the parts that are added, and for the launch that adds them; 100 for an operation of a
 multiprocessor (splitk_rewriter.cc).  By architecture."""
 
