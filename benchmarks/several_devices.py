@@ -63,8 +63,9 @@ class Verdict:
 
     collectives: "as plain"; "16 for 17, the same bytes" where XLA combines them otherwise; else what is different.
     planned: the memory, as a share.  hidden: us beside collectives, without kernels and with them, each as projected.
-    covered: of that what each collective takes, at most (Exchange.covered_us).  waits: the same in ops with one price
-    each, the room that their order leaves, and what collectives wait for longer.
+    covered: of that what each collective takes, at most (Exchange.covered_us).  waits: the same for the same ops, which
+    is what the plain program's kernels take for them on both sides, the room that their order leaves, and what
+    collectives wait for longer.
     """
 
     devices: int
@@ -81,7 +82,8 @@ class Verdict:
             for name, (one, other) in (
                 ("beside", self.hidden),
                 ("covered", self.covered),
-                ("the same ops", self.waits.beside),
+                ("the same ops beside", self.waits.beside),
+                ("the same ops covered", self.waits.covered),
                 ("room", self.waits.room),
             )
         )

@@ -258,6 +258,53 @@ def make_lora(devices: Devices) -> Sharded:
     return Sharded(step, (with_moments(mesh, small), frozen, x), (0,))
 
 
+def make_recomputed_layers(devices: Devices) -> Sharded:
+    """A Transformer in bf16 on a mesh of two axes: a scan over layers that are computed again in the gradient; Lion."""
+    mesh = split_devices(devices, "data", "model")
+    width, heads, layers, length, batch = 1024, 8, 4, 512, 2 * mesh.shape["data"]
+    half = jnp.bfloat16
+
+    def place(x: Any, *spec: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def layer(x: Any, w: Tree) -> tuple[Any, None]:
+        qkv = jnp.einsum("btd,dchk->cbthk", norm(x, w["gain"]), w["qkv"].astype(half))
+        q, k, v = place(qkv, None, "data", None, "model", None)
+        scores = jnp.einsum("bthk,bshk->bhts", q, k).astype(jnp.float32) * (width // heads) ** -0.5
+        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e30)
+        mixed = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores).astype(half), v)
+        made = jnp.einsum("bthk,hkd->btd", mixed, w["o"].astype(half))
+        x = x + place(made, "data", None, None)
+        y = jax.nn.gelu(norm(x, w["gain2"]) @ w["up"].astype(half))
+        y = place(y, "data", None, "model") @ w["down"].astype(half)
+        return x + place(y, "data", None, None), None
+
+    def loss(weights: Tree, x: Any, y: Any) -> Any:
+        made, _ = jax.lax.scan(jax.checkpoint(layer), x, weights)
+        return jnp.square(made.astype(jnp.float32) - y.astype(jnp.float32)).mean()
+
+    def step(weights: Tree, moments: Tree, x: Any, y: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, x, y)
+
+        def update(w: Any, m: Any, g: Any) -> Any:
+            return w - 1e-4 * (jnp.sign(0.9 * m + 0.1 * g) + 0.1 * w)
+
+        weights = jax.tree.map(update, weights, moments, gradients)
+        return weights, jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g, moments, gradients), value
+
+    part = width // heads
+    weights = {n: shape(mesh, P(), layers, width) for n in ("gain", "gain2")}
+    weights |= {
+        "qkv": shape(mesh, P(None, None, None, "model"), layers, width, 3, heads, part),
+        "o": shape(mesh, P(None, "model"), layers, heads, part, width),
+        "up": shape(mesh, P(None, None, "model"), layers, width, 4 * width),
+        "down": shape(mesh, P(None, "model"), layers, 4 * width, width),
+    }
+    results = *keep_shardings((weights, weights)), NamedSharding(mesh, P())
+    x = shape(mesh, P("data"), batch, length, width, dtype=half)
+    return Sharded(step, (weights, weights, x, x), (0, 1), results)
+
+
 # ---- shard_map: collectives by hand ---------------------------------------------------------------------------------
 
 
@@ -524,6 +571,79 @@ def make_sequence_attention(devices: Devices) -> Sharded:
     return Sharded(fn, ([layer] * layers, x), (0,))
 
 
+def make_scattered(devices: Devices) -> Sharded:
+    """Weights split over all devices, gathered in bf16 by hand, their gradients scattered in bf16; momentum."""
+    mesh = split_devices(devices, "d")
+    count = len(devices)
+    width, inner, layers, rows = 1024, 4096, 3, 1024
+    half = jnp.bfloat16
+
+    def loss(weights: Tree, x: Any, y: Any) -> Any:
+        made = x
+        for w in weights:
+            made = made + jax.nn.silu(norm(made, 1.0) @ w["up"]) @ w["down"]
+        return jnp.square((made - y).astype(jnp.float32)).mean()
+
+    def step(weights: Tree, speed: Tree, x: Any, y: Any) -> Any:
+        whole = jax.tree.map(lambda w: jax.lax.all_gather(w.astype(half), "d", tiled=True), weights)
+        value, gradients = jax.value_and_grad(loss)(whole, x, y)
+        mine = jax.tree.map(lambda g: jax.lax.psum_scatter(g, "d", tiled=True), gradients)
+        speed = jax.tree.map(lambda v, g: 0.95 * v + g.astype(v.dtype) / count, speed, mine)
+        return descend(weights, speed), speed, jax.lax.pmean(value, "d")
+
+    layer = {"up": shape(mesh, P("d"), width, inner), "down": shape(mesh, P("d"), inner, width)}
+    weights = [layer] * layers
+    batch = shape(mesh, P("d"), rows * count, width, dtype=half)
+    fn = map_shards(mesh, step, (P("d"),) * 4, (P("d"), P("d"), P()))
+    return Sharded(fn, (weights, weights, batch, batch), (0, 1))
+
+
+def make_line_pipeline(devices: Devices) -> Sharded:
+    """A gated layer a device in bf16; parts of the batch go from one to the next, none from the last; momentum."""
+    mesh = split_devices(devices, "d")
+    count = len(devices)
+    width, inner, rows, parts = 1024, 2048, 256, 2 * count
+    half = jnp.bfloat16
+    line = [(i, i + 1) for i in range(count - 1)]
+
+    def layer(w: Tree, x: Any) -> Any:
+        y = norm(x, w["gain"]) + w["bias"].astype(half)
+        gate, value = jnp.split(y @ w["up"].astype(half), 2, -1)
+        return x + (jax.nn.sigmoid(gate) * value) @ w["down"].astype(half)
+
+    def step(weights: Tree, speed: Tree, x: Any, y: Any) -> Any:
+        place = jax.lax.axis_index("d")
+
+        def loss(weights: Tree) -> Any:
+            mine = jax.tree.map(lambda a: a[0], weights)
+
+            def turn(state: Any, number: Any) -> Any:
+                given, error = state
+                made = layer(mine, jnp.where(place == 0, x[jnp.clip(number, 0, parts - 1)], given))
+                ready = number - (count - 1)
+                apart = (made - y[jnp.clip(ready, 0, parts - 1)]).astype(jnp.float32)
+                last = (place == count - 1) & (ready >= 0)
+                error = error + jnp.where(last, jnp.square(apart).mean(), 0.0)
+                return (jax.lax.ppermute(made, "d", line), error), None
+
+            start = jnp.zeros((rows, width), half), jnp.float32(0)
+            (_, error), _ = jax.lax.scan(turn, start, jnp.arange(parts + count - 1))
+            return jax.lax.psum(error, "d") / parts
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        speed = jax.tree.map(lambda v, g: 0.9 * v + g, speed, gradients)
+        return descend(weights, speed), speed, value
+
+    weights = {n: shape(mesh, P("d"), count, width) for n in ("gain", "bias")}
+    weights |= {
+        "up": shape(mesh, P("d"), count, width, 2 * inner),
+        "down": shape(mesh, P("d"), count, inner, width),
+    }
+    batch = shape(mesh, P(), parts, rows, width, dtype=half)
+    fn = map_shards(mesh, step, (P("d"), P("d"), P(), P()), (P("d"), P("d"), P()))
+    return Sharded(fn, (weights, weights, batch, batch), (0, 1))
+
+
 # ---- libraries ------------------------------------------------------------------------------------------------------
 
 
@@ -622,13 +742,16 @@ PROGRAMS: Mapping[str, Callable[[Devices], Sharded]] = {
     "mesh/adamw": make_mesh_adamw,
     "mesh/constraints": make_constrained_transformer,
     "mesh/equinox": make_equinox_mesh,
+    "mesh/recomputed": make_recomputed_layers,
     "fsdp/mixed": make_mixed_fsdp,
     "fsdp/nnx": make_nnx_fsdp,
     "fsdp/gathered": make_gathered_layers,
     "fsdp/lora": make_lora,
+    "fsdp/scattered": make_scattered,
     "experts/top2": make_experts_top2,
     "experts/exchanged": make_experts_exchanged,
     "pipeline/checkpoint": make_pipeline_checkpoint,
+    "pipeline/line": make_line_pipeline,
     "data/accumulated": make_accumulated,
     "data/zero1": make_zero1,
     "tensor/by_hand": make_tensor_by_hand,

@@ -62,11 +62,17 @@ def read_exchanges(compiled: Any, gpu: Gpu) -> list[Exchange]:
                 between = list_until_done(instruction.id, order[place + 1 :])
                 hidden = sum(map(price, between))
                 given = _count_bytes(instruction, by_id)
-                sent = 2 * given if kind == "all-reduce" else max(given, _count_result(instruction))
-                took = LEAST_US + sent / gpu.link_gbs / 1e3
+                took = project_took(instruction, by_id, kind, gpu)
                 times = turns.get(computation.id, 1)
                 found += [Exchange(kind, given, hidden, took)] * times
     return found
+
+
+def project_took(instruction: Any, by_id: Mapping[int, Any], kind: str, gpu: Gpu) -> float:
+    """The projected us of a collective of the kind: its bytes over NVLink.  by_id: the instructions beside it."""
+    given = _count_bytes(instruction, by_id)
+    sent = 2 * given if kind == "all-reduce" else max(given, _count_result(instruction))
+    return LEAST_US + sent / gpu.link_gbs / 1e3
 
 
 def count_turns(module: Any) -> dict[int, int]:

@@ -23,6 +23,9 @@ def communicates(node: Node) -> bool:
     return any(communicates(inner) for region in node.regions for inner in region)
 
 
+COLLECTIVE_BLOCKS = 32
+"""Blocks of the largest collective: NCCL's default for CTAs of a communicator.  Each may take an SM of its own."""
+
 COMBINED = frozenset({"all-gather", "all-reduce", "collective-permute", "reduce-scatter"})
 """Collectives of which XLA's combiners make one."""
 

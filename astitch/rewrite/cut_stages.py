@@ -139,14 +139,14 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
 
     They hand no other op of their part anything, and move so much that a launch takes little time beside.  XLA's
     scheduler has short kernels in place of a long one, of which it puts beside a collective as many as fit.  Ops that
-    read one large array and that a collective waits for share a kernel, since each kernel would read it.
+    read one large array share a kernel where a collective waits for them, since each kernel would read it; else where
+    they also write as much, as an update does with a new momentum.  Else neither result could lie over what both read.
     """
     numbers = _find_numbers(graph)
     found: dict[str, int] = {}
     for (_, awaited), names in _list_parts(parts).items():
         first = _find_leaders(graph, names, numbers)
-        if awaited:
-            first = _join_readers(graph, first, numbers)
+        first = _join_readers(graph, first, numbers, writers_only=not awaited)
         moved = _count_moved(graph, first, numbers)
         edges = ((first.get(o, ""), first[name]) for name in names for o in graph[name].operands)
         read = {one for one, other in edges if one != other}
@@ -157,15 +157,24 @@ def find_long_ends(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
 
 
 def _join_readers(
-    graph: Graph, leaders: Mapping[str, str], numbers: Collection[str]
+    graph: Graph, leaders: Mapping[str, str], numbers: Collection[str], *, writers_only: bool
 ) -> dict[str, str]:
-    """The leaders, one for those that read one large array from memory.  leaders: see _find_leaders."""
+    """The leaders, one for those that read one large array from memory.  leaders: see _find_leaders.
+
+    writers_only: only those that write an array of as many bytes as well.
+    """
+    written: dict[str, set[int]] = {}
+    for name, leader in leaders.items():
+        if name in graph.outputs:
+            written.setdefault(leader, set()).add(_count_bytes(graph, name))
     alike = nx.Graph()
     for name, readers in _list_readers(graph, leaders, numbers).items():
-        if len(readers) > 1 and _count_bytes(graph, name) >= LARGE_BYTES:
-            nx.add_path(alike, sorted(readers))
-    leader = {one: min(joined) for joined in nx.connected_components(alike) for one in joined}
-    return {name: leader.get(one, one) for name, one in leaders.items()}
+        size = _count_bytes(graph, name)
+        joined = [r for r in sorted(readers) if not writers_only or size in written.get(r, ())]
+        if len(joined) > 1 and size >= LARGE_BYTES:
+            nx.add_path(alike, joined)
+    leader_of = {one: min(joined) for joined in nx.connected_components(alike) for one in joined}
+    return {name: leader_of.get(one, one) for name, one in leaders.items()}
 
 
 def _list_parts(parts: Mapping[str, Part]) -> dict[Part, list[str]]:

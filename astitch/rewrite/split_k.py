@@ -5,6 +5,8 @@ Its own fusion adds them where the product is read; in front of a kernel of ours
 
 XLA's scheduler puts what no collective waits for as late as it can.  The parts of such a product, many times as large
 as their sum, would be kept until then, so there are few; or XLA cuts the product itself, and adds the parts at once.
+Such parts tell the scheduler no time, whatever the product told, and by XLA's table they take up to sixty times as long
+as they do.  So beside communication a product is cut here into no fewer parts than XLA would make of it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from astitch.device.gpu import Gpu
-from astitch.graph.collectives import communicates, find_awaited
+from astitch.graph.collectives import COLLECTIVE_BLOCKS, communicates, find_awaited
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.graph.matmul import ALIGNED
 from astitch.graph.ops import OPS, Kind
@@ -52,6 +54,17 @@ MOST_PARTS = 16
 LATE_SHARE = 4
 """What a product reads, as a multiple of its parts, where these may be kept for long."""
 
+XLA_WEIGHTS = {
+    "sm_9": (193.1384, 4.36e7),
+    "sm_10": (189.711, 1.21563e8),
+    "sm_12": (189.711, 1.21563e8),
+}
+"""What XLA reckons for a byte of the parts that are added, and for the launch that adds them; 100 for an operation of a
+multiprocessor (splitk_rewriter.cc).  By architecture."""
+
+XLA_OTHERS = 467.815, 5.65307e7
+"""The same on other architectures."""
+
 LEAST_SIDE = 8
 """Rows and columns below which XLA has other kernels for a product."""
 
@@ -64,10 +77,10 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     graph: simplified, its products arranged.
     """
     heard: Log = log or (lambda rule, node: None)
-    late = _find_late(graph)
+    late, sends = _find_late(graph), any(map(communicates, graph))
     parts: dict[str, int] = {}
     for node in graph:
-        count = _count_parts(graph, node, gpu.sms)
+        count = _count_parts(graph, node, gpu, sends)
         if count > 1 and node.name in late:
             count = _keep_few(graph, node, count)
         if count > 1:
@@ -99,7 +112,8 @@ def _find_late(graph: Graph) -> set[str]:
     return {name for name, mask in find_awaited(graph).items() if not mask}
 
 
-def _count_parts(graph: Graph, node: Node, sms: int) -> int:
+def _count_parts(graph: Graph, node: Node, gpu: Gpu, sends: bool) -> int:
+    """sends: does the program communicate?"""
     attrs = node.attrs
     if not isinstance(attrs, DotAttrs) or not node.array.size:
         return 1
@@ -116,7 +130,9 @@ def _count_parts(graph: Graph, node: Node, sms: int) -> int:
     rows, columns = (array.size // max(1, depth) for array in (lhs, rhs))
     if min(rows, columns) < LEAST_SIDE:
         return 1
-    parts = choose_split_k(rows, columns, depth, sms)
+    parts = choose_split_k(rows, columns, depth, gpu.sms)
+    if sends:
+        parts = max(parts, count_parts_of_xla(rows, columns, depth, node.dtype.bytes, gpu))
     if depth % (parts * ALIGNED) == 0:
         return parts if parts <= MOST_PARTS else 1
     word = 16 // max(lhs.dtype.bytes, rhs.dtype.bytes)
@@ -170,6 +186,26 @@ def choose_split_k(rows: int, columns: int, depth: int, sms: int) -> int:
         return waves * depth / parts * DEPTH_US + cut_us
 
     return min((1, 2, 4, 8, 16, 32, 64, 128), key=estimate_us)
+
+
+def count_parts_of_xla(rows: int, columns: int, depth: int, result_bytes: int, gpu: Gpu) -> int:
+    """Into how many parts XLA cuts the sums of [rows, depth] x [depth, columns]; what it reads decides nothing.
+
+    result_bytes: of an element.  gpu: without the multiprocessors that collectives may take.
+    """
+    tiles = math.ceil(rows / TILE) * math.ceil(columns / TILE)
+    tile = min(rows, TILE) * min(columns, TILE)
+    at_once = (gpu.sms + COLLECTIVE_BLOCKS) * TILE * TILE / tile
+    by_arch = (weights for arch, weights in XLA_WEIGHTS.items() if gpu.arch.startswith(arch))
+    added_byte, added = next(by_arch, XLA_OTHERS)
+
+    def estimate(parts: int) -> float:
+        waves = max(1.0, parts * tiles / at_once)
+        computed = 100 * waves * 2 * tile * math.ceil(depth / parts)
+        moved = rows * columns * (parts * DType.F32.bytes + result_bytes)
+        return computed + (added + moved * added_byte if parts > 1 else 0.0)
+
+    return min((1 << power for power in range(12)), key=estimate)
 
 
 def _put_sum(draft: Draft, dot: Node, parts: int) -> str:

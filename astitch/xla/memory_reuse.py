@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from astitch.graph.ir import ArrayType, Graph, TupleType
+from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import (
@@ -144,14 +145,22 @@ def _is_alike(one: ArrayType, other: ArrayType) -> bool:
 
 def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> ArrayType | None:
     """The type of a large array that some other step computes and nothing reads behind the scope; None if it is not
-    one."""
+    one.
+
+    Of what a loop hands on each array counts for itself; simplified loops hand none on as it came (control_rules.py).
+    """
     base = graph[buffer.partition("#")[0]]
     type_ = storage_type(graph, buffer)
-    if base.is_parameter or base.is_constant or isinstance(base.type, TupleType):
+    several = isinstance(base.type, TupleType)
+    if base.is_parameter or base.is_constant or (several and not OPS[base.op].is_loop):
         return None
-    if type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
+    if type_.bytes < (least_bytes or LEAST_BYTES_AGAIN) or (several and base.name in graph.outputs):
         return None
     pending, readers = [base.name], set[str]()
+    if several:
+        pending = [n for n in graph.users[base.name] if storage_name(graph, n) == buffer]
+        if any(OPS[graph[n].op].kind is not Kind.PROJECTION for n in graph.users[base.name]):
+            return None
     while pending:
         name = pending.pop()
         if name in graph.outputs:

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astitch.device.gpu import Gpu
-from astitch.graph.collectives import communicates
+from astitch.graph.collectives import COLLECTIVE_BLOCKS, communicates
 from astitch.graph.ir import Graph
-
-COLLECTIVE_BLOCKS = 32
-"""Blocks of the largest collective: NCCL's default for CTAs of a communicator.  Each may take an SM of its own."""
 
 
 def leave_room(gpu: Gpu, graph: Graph) -> Gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from astitch.device.gpu import preset
 from benchmarks.several_devices import compare_exchanges
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked, needs_hook
 from tests.exchanges import Exchange, read_exchanges, sum_covered
-from tests.waits import Exchanged, Waits, compare_waits, read_waits
+from tests.waits import Exchanged, Launch, Waits, compare_waits, read_waits, share_out
 
 PLAIN = [Exchange("all-reduce", 8, 1.0, 10.0), Exchange("all-reduce", 4, 0.0, 10.0)]
 
@@ -38,16 +39,42 @@ def test_a_collective_is_covered_as_long_as_it_takes():
 
 @pytest.mark.parametrize(("hidden", "later"), [("", 2.0), ("b", 0.0)])
 def test_ops_have_one_price(hidden, later):
-    def wait(before: str, behind: str, beside: str, hidden: str = "") -> Exchanged:
-        ops = (frozenset(text.split()) for text in (before, behind, beside, hidden))
-        return Exchanged("all-reduce", frozenset({"sum"}), *ops)
-
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
-    plain = Waits((wait("a", "d", "b c"),), prices)
-    stitched = Waits((wait("a b", "d", "c", hidden),), dict.fromkeys(prices, 100.0))
+    plain = Waits((wait("a", "d"),), prices)
+    stitched = Waits((wait("a b", "d", hidden),), dict.fromkeys(prices, 100.0))
     found = compare_waits(plain, stitched)
-    assert (found.beside, found.room) == ((6.0, 4.0), (6.0, 4.0))
+    assert found.room == (6.0, 4.0)
     assert (found.longer, found.later) == (2.0, later)
+
+
+def wait(before: str, behind: str, hidden: str = "", launches: str = "") -> Exchanged:
+    """A collective of 5 us."""
+    ops = (frozenset(text.split()) for text in (before, behind, "", hidden, launches))
+    return Exchanged("all-reduce", frozenset({"sum"}), *ops, 5.0)
+
+
+def launch(computes: str, stores: str, us: float, turns: int = 1) -> Launch:
+    return Launch(frozenset(computes.split()), frozenset(stores.split()), us, turns)
+
+
+def test_the_plain_programs_kernels_are_the_price_of_both():
+    fusions = {"norm": launch("a b", "b", 6.0), "sum": launch("a c", "c", 3.0)}
+    copy = {"copy": launch("", "", 2.0)}
+    plain = Waits((wait("", "", launches="norm copy"),), {}, fusions | copy)
+    # One kernel in place of both, which takes less; and one that computes an op of it again.
+    both = {"stitch": launch("a b c", "b c", 1.0), "again": launch("a", "a", 1.0)}
+    one, other = (
+        compare_waits(plain, Waits((wait("", "", launches=name),), {}, both)) for name in both
+    )
+    assert (one.beside, one.covered) == ((6.0, 9.0), (5.0, 5.0))
+    assert (other.beside, other.covered) == ((6.0, 0.0), (5.0, 0.0))
+
+
+def test_a_kernel_of_each_turn_has_its_part_of_one_before_the_loop():
+    plain = Waits((wait("", "", launches="norm"),), {}, {"norm": launch("b", "b", 8.0)})
+    turns = {"body": launch("b", "b", 1.0, 4)}
+    found = compare_waits(plain, Waits((wait("", "", launches="body"),) * 4, {}, turns))
+    assert found.beside == (8.0, 8.0)
 
 
 @needs_hook
@@ -81,3 +108,7 @@ def test_kernels_and_fusions_say_their_ops():
     assert plain.before == stitched.before and plain.behind <= stitched.behind
     comparison = compare_waits(*found)
     assert comparison.longer == 0 and comparison.room[0] > 0
+    # What the plain program's kernels store, kernels store too.
+    shares = [share_out(found[0], waits, found[1]) for waits in found]
+    assert math.isclose(*(sum(shared.values()) for shared in shares))
+    assert sum(shares[0].values()) > 0

@@ -235,6 +235,21 @@ def test_long_sums_that_share_a_large_array_have_one_kernel(dtype, reshaped, lar
     assert (stage["sum.0"] == stage["sum.1"]) == (large and awaited)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_long_updates_that_read_one_gradient_have_one_kernel(shared):
+    """Two kernels would read it twice, and neither result could lie over it."""
+    g = GraphBuilder()
+    gradients = [send(g, g.parameter(LONG, f"g.{i}"), f"sent.{i}") for i in range(2)]
+    made = [
+        g.op(op, LONG, g.parameter(LONG, f"x.{op}"), gradient, name=op)
+        for op, gradient in zip(
+            ("add", "subtract"), gradients[:1] * 2 if shared else gradients, strict=True
+        )
+    ]
+    stage = cut(g.build(*made, gradients[1]))
+    assert (stage["add"] == stage["subtract"]) == shared
+
+
 @pytest.mark.parametrize("towers", [2, 3])
 def test_long_sums_of_different_arrays_are_apart(towers):
     """One kernel for the gain and bias of each norm, and none for those of several."""

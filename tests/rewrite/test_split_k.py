@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,19 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.graph.collectives import COLLECTIVE_BLOCKS
 from astitch.graph.ir import DotAttrs, DType, Graph, OpaqueAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.pipeline import Launcher, Target
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.simplify import simplify
-from astitch.rewrite.split_k import MOST_PARTS, choose_split_k, split_products
+from astitch.rewrite.split_k import (
+    MOST_PARTS,
+    choose_split_k,
+    count_parts_of_xla,
+    split_products,
+)
 from astitch.run.host_engine import HostEngine
 from tests.graphs import GraphBuilder
 
@@ -63,6 +70,37 @@ def test_few_rows_are_cut_as_xla_cuts_them(rows: int, columns: int, depth: int, 
     """With fewer parts XLA would cut once more, and add its own in a kernel in front of ours."""
     assert choose_split_k(rows, columns, depth, H100.sms) == parts
     assert choose_split_k(columns, rows, depth, H100.sms) == parts
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "parts"),
+    [
+        (1024, 1024, 2048, 2),
+        (512, 1024, 4096, 4),
+        (256, 256, 1024, 8),
+        (2048, 1024, 1024, 1),
+        (4096, 4096, 1024, 1),
+    ],
+)
+def test_xla_cuts_into_as_many_parts(rows: int, columns: int, depth: int, parts: int) -> None:
+    """As it does with jax 0.12 on an H100, where a quarter of the multiprocessors is left to collectives."""
+    left = dataclasses.replace(H100, sms=H100.sms - COLLECTIVE_BLOCKS)
+    assert count_parts_of_xla(rows, columns, depth, 2, left) == parts
+
+
+@pytest.mark.parametrize(("sends", "parts"), [(True, 2), (False, 1)])
+def test_beside_communication_xla_cuts_no_product_again(sends: bool, parts: int) -> None:
+    """A product that only XLA cuts tells its scheduler no time."""
+    g = GraphBuilder()
+    left, right = g.parameter("bf16[1024,2048]"), g.parameter("bf16[2048,1024]")
+    made = g.op("tanh", "bf16[1024,1024]", g.dot(left, right, (1,), (0,)))
+    if sends:
+        attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
+        made = g.op("opaque", g.array(made), made, attrs=attrs)
+    left_to_us = dataclasses.replace(H100, sms=H100.sms - COLLECTIVE_BLOCKS)
+    graph = split_products(simplify(g.build(made)), left_to_us)
+    (shape,) = products(graph)
+    assert (shape[0] if len(shape) > 2 else 1) == parts
 
 
 def relu(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -338,3 +338,31 @@ def test_what_is_not_written_where_it_was_read_is_copied(
     compilation, _ = compile_donated(fn, 1, normal(64, 64))
     assert sum(count_copied(plan, [True]) for plan in compilation.plans) == copied
     assert sum(count_copied(plan, [False]) for plan in compilation.plans) == 0
+
+
+def count_up(x: Any) -> tuple[Any, Any]:
+    """A loop of two results, and what is computed of one."""
+    _, made, other = jax.lax.while_loop(
+        lambda state: state[0] < 3,
+        lambda state: (state[0] + 1, jnp.sort(state[1] * 2, 0), state[2] + state[1]),
+        (0, x, x),
+    )
+    return jnp.tanh(made) + 1, other
+
+
+def count_up_and_keep(x: Any) -> tuple[Any, Any]:
+    moved, other = count_up(x)
+    return moved + other, other
+
+
+@pytest.mark.parametrize(("fn", "pairs"), [(count_up, 1), (count_up_and_keep, 1)])
+def test_what_a_loop_hands_on_is_written_over(
+    fn: Callable[..., Any], pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what is a result itself."""
+    monkeypatch.setattr("astitch.xla.memory_reuse.LEAST_BYTES_AGAIN", 0)
+    compilation, in_place = compile_donated(fn, 0, normal(64, 96))
+    assert sum(map(len, in_place.values())) == pairs
+    (kernel,) = (p.kernel for p in compilation.plans if p.kernel.name in in_place)
+    (pair,) = in_place[kernel.name]
+    assert kernel.arguments[pair.read].source.endswith("#1")

@@ -15,7 +15,7 @@ from astitch.hlo_import import import_from_compiler
 from astitch.xla.hook import read_module
 from astitch.xla.write_module import TARGET
 from tests.ahead_of_time import GPU, Seen, compile_ahead, devices, hooked, needs_hook
-from tests.exchanges import count_exchanges, read_exchanges, sum_covered
+from tests.exchanges import count_exchanges
 from tests.simulated_devices import run_on_devices, stitch_for_emulation
 from tests.waits import Comparison, compare_waits, read_waits
 
@@ -140,6 +140,10 @@ MOST_LATER_US = 1.0
 """Ops for which a collective waits with kernels only, less than a launch takes: views that a kernel writes as well."""
 
 
+LEAST_BESIDE = 0.99
+"""Of the plain program's work beside collectives, in what its own kernels take."""
+
+
 @pytest.mark.parametrize(("count", "sharding"), CASES)
 def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
     plain, stitched, seen, waits = compile_both(count, sharding)
@@ -154,10 +158,8 @@ def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
     calls = [n.attrs for n in graph if isinstance(n.attrs, CustomCallAttrs)]
     assert all((attrs.latency_ns > 0) == (count > 1) for attrs in calls if attrs.target == TARGET)
     assert waits.later <= MOST_LATER_US, waits
-    found = [read_exchanges(compiled, preset(GPU)) for compiled in (plain, stitched)]
-    # A kernel takes less time for the same ops.
-    beside = [tuple(map(sum_covered, found)), waits.beside]
-    assert any(one <= other for one, other in beside), (waits, found)
+    # As much of the plain program's work runs beside collectives: kernels take less time for it.
+    assert waits.beside[1] >= LEAST_BESIDE * waits.beside[0], waits
 
 
 def sum_planned(memory: Any) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.sharded_programs import PROGRAMS
+from benchmarks.sharded_programs import PROGRAMS, Sharded
 from tests.ahead_of_time import compile_ahead, devices, hooked, needs_hook
 from tests.exchanges import count_exchanges
 from tests.xla.test_several_devices import sum_planned
@@ -19,7 +20,16 @@ pytestmark = needs_hook
     "name", ["data/zero1", "experts/top2", "fsdp/gathered", "mesh/adamw", "mesh/constraints"]
 )
 def test_kernels_send_as_much_and_need_no_more_memory(name: str) -> None:
-    program = PROGRAMS[name](devices(8))
+    compare(PROGRAMS[name](devices(8)))
+
+
+@pytest.mark.parametrize("name", ["mesh/recomputed", "pipeline/line"])
+def test_they_need_no_more_where_nothing_is_donated(name: str) -> None:
+    """New weights and moments lie over gradients that a loop hands on."""
+    compare(replace(PROGRAMS[name](devices(2)), donated=()))
+
+
+def compare(program: Sharded) -> None:
     options = {"donate_argnums": program.donated, "out_shardings": program.results}
     plain = compile_ahead(program.fn, *program.arguments, **options)
     with hooked() as seen:
