@@ -27,6 +27,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.joined_operands import find_joined_operands
 from astitch.library.xla_fallback import adds_products, has_jax
 from astitch.loops.carry import carry_as_read
+from astitch.loops.chosen_rows import write_chosen_rows
 from astitch.loops.joined_rows import loop_over_joined_rows
 from astitch.loops.matrix_rows import loop_over_matrices
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
@@ -239,6 +240,15 @@ def _unroll_searches(graph: Graph, job: Job) -> Graph:
     planner = job.target.loops
     unrolled = unroll_searches(graph, planner.is_kernel if planner else lambda graph, node: False)
     return graph if unrolled is graph else check_graph(unrolled)
+
+
+def _write_chosen_rows(graph: Graph, job: Job) -> Graph:
+    sunk = sink_into_loops(graph)
+    planner = job.target.loops
+    written = write_chosen_rows(
+        sunk, job.target.updates, planner.is_kernel if planner else lambda graph, node: False
+    )
+    return graph if written is sunk else simplify(check_graph(written))
 
 
 def _update_stacks(graph: Graph, job: Job) -> Graph:
@@ -474,6 +484,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     _rewrite("restore_recurrences", lambda graph, job: restore_recurrences(graph)),
     _rewrite("sink_slices", lambda graph, job: sink_slices(graph)),
+    _rewrite("write_chosen_rows", _write_chosen_rows, lambda job: job.target.in_xla),
     _rewrite(
         "update_rows_of_layers",
         lambda graph, job: update_rows_of_layers(graph),

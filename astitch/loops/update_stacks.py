@@ -71,7 +71,7 @@ def _change_loop(
 ) -> tuple[Node, Mapping[int, int]]:
     """(the loop, the new numbers of the parts of its state where it carries fewer)."""
     condition, body = node.regions
-    inner = _simplify_body(graph, node, update_stacks(body, is_kernel))
+    inner = simplify_body(graph, node, update_stacks(body, is_kernel))
     if inner is not body:
         node = replace(node, regions=(condition, inner))
     node, numbers = _join_stacks(graph, node)
@@ -85,7 +85,7 @@ def _change_loop(
     return node, numbers
 
 
-def _simplify_body(graph: Graph, node: Node, body: Graph) -> Graph:
+def simplify_body(graph: Graph, node: Node, body: Graph) -> Graph:
     """The body with what follows from the bounds of its counters: an index is not negative, and within its array."""
     turns = count_turns(graph, node)
     if turns is None or not turns[0]:

@@ -18,7 +18,7 @@ from astitch.cost.projected_latency import COLD_CODE_US, KEPT_BY_L2
 from astitch.cost.speed_of_light import count_flops
 from astitch.device.gpu import Gpu
 from astitch.graph.dimensions import array_of, is_embedded
-from astitch.graph.ir import DimensionsAttrs, Graph, Node
+from astitch.graph.ir import DimensionsAttrs, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import is_running
 from astitch.search.patterns import FusionGraph, Value, each_vertex, repeated_ops
@@ -26,6 +26,9 @@ from astitch.stitch_scope import Scope
 
 MOST_OPERANDS = 96
 """Arrays that a fusion of XLA's reads and writes at most (MaxOperandsAndOutputsPerFusion)."""
+
+LEAST_TURNED = 16
+"""Rows and columns from which on XLA transposes in tiles of shared memory (kMinDimensionToTransposeTiled)."""
 
 MOST_COPIES = 24
 """How often a fusion may compute one element of an op, per element of its result (XLA bounds its code alike)."""
@@ -67,7 +70,7 @@ class Edge:
 class Vertex:
     """size, shape: of its result; a reduction walks over an array of shape `walked`, and over its dimensions `along`.
     flops: for each element.  ends: no reader may compute it again, as a reduction.
-    shifts: does it only have what it reads at other places?"""
+    shifts: does it only have what it reads at other places?  turns: does it read columns as rows?"""
 
     size: int
     shape: tuple[int, ...]
@@ -76,6 +79,7 @@ class Vertex:
     flops: float
     ends: bool
     shifts: bool
+    turns: bool
     edges: tuple[Edge, ...]
 
 
@@ -153,7 +157,9 @@ def read_vertices(graph: Graph, scope: Scope, fusion: FusionGraph) -> tuple[Vert
     for vertex, names in enumerate(fusion.members):
         node = _main_op(graph, names)
         edges: list[Edge] = []
+        turns = _turns(graph, node)
         for reached in _list_read(graph, node, repeated):
+            turns = turns or reached.turned
             producer = home.get(reached.name, -1)
             if producer == vertex or (producer, vertex) not in numbers:
                 continue
@@ -164,7 +170,7 @@ def read_vertices(graph: Graph, scope: Scope, fusion: FusionGraph) -> tuple[Vert
             value = fusion.values[number]
             each = value.read_bytes / max(array_of(node).size, 1)
             edges.append(Edge(number, -1, each, False, False, 1))
-        found.append(_describe(graph, node, names, tuple(edges)))
+        found.append(_describe(graph, node, names, tuple(edges), turns))
     return tuple(found)
 
 
@@ -177,7 +183,19 @@ def _main_op(graph: Graph, names: Iterable[str]) -> Node:
     return nodes[0]
 
 
-def _describe(graph: Graph, node: Node, names: Iterable[str], edges: tuple[Edge, ...]) -> Vertex:
+def _turns(graph: Graph, node: Node) -> bool:
+    """Is it a transpose for which XLA has tiles in shared memory: of other columns, and not of a few?"""
+    if not isinstance(node.attrs, TransposeAttrs):
+        return False
+    source, last = array_of(graph[node.operands[0]]), node.attrs.permutation[-1]
+    if last == source.rank - 1:
+        return False
+    return min(source.shape[last], source.shape[-1]) >= LEAST_TURNED
+
+
+def _describe(
+    graph: Graph, node: Node, names: Iterable[str], edges: tuple[Edge, ...], turns: bool
+) -> Vertex:
     array = array_of(node)
     op = OPS[node.op]
     walked = array.shape
@@ -189,7 +207,7 @@ def _describe(graph: Graph, node: Node, names: Iterable[str], edges: tuple[Edge,
         flops *= source.size / max(array.size, 1)
     flops += INDEX_FLOPS * op.reindexes
     ends = op.is_reduce or op.kind is Kind.OTHER or any(is_running(graph, n) for n in names)
-    return Vertex(array.size, array.shape, walked, along, flops, ends, op.reindexes, edges)
+    return Vertex(array.size, array.shape, walked, along, flops, ends, op.reindexes, turns, edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +216,12 @@ class _Reached:
     each: float
     moved: bool
     shifted: bool
+    turned: bool
 
 
 def _list_read(graph: Graph, node: Node, repeated: Set[str]) -> Iterator[_Reached]:
     """What an op reads, behind the ops that every kernel repeats."""
-    waiting = [_Reached(node.name, 1.0, False, False)]
+    waiting = [_Reached(node.name, 1.0, False, False, False)]
     while waiting:
         at = waiting.pop()
         reader = graph[at.name]
@@ -216,7 +235,9 @@ def _list_read(graph: Graph, node: Node, repeated: Set[str]) -> Iterator[_Reache
             if row.chooses:
                 each = min(each, sizes[number] / size)
             moved = at.moved or row.reindexes or row.is_broadcast
-            reached = _Reached(operand, at.each * each, moved, at.shifted or row.reindexes)
+            turned = at.turned or _turns(graph, reader)
+            shifted = at.shifted or row.reindexes
+            reached = _Reached(operand, at.each * each, moved, shifted, turned)
             if operand in repeated:
                 waiting.append(reached)
             else:
@@ -477,6 +498,8 @@ class _Fusing:
             return
         if self.ends(a) and self.ends(b) and self.along(a) != self.along(b):
             return  # reductions over different dimensions
+        if self.ends(a) != self.ends(b) and self.turns(b if self.ends(a) else a):
+            return  # a kernel has the tiles of a transpose, or the threads of a reduction
         if b in self.reads[a] or (a in self.reads[b] and self.ends(a)):
             return  # a reduction's result is not known in its own fusion
         if self.reads_stored(a, b) or self.reads_stored(b, a):
@@ -504,6 +527,9 @@ class _Fusing:
             e.moved and e.producer in self.stored and self.inside[f] >> e.producer & 1
             for e in edges
         )
+
+    def turns(self, f: int) -> bool:
+        return any(self.vertices[v].turns for v in each_vertex(self.inside[f]))
 
     def ends(self, f: int) -> bool:
         return any(self.vertices[v].ends for v in each_vertex(self.inside[f]))

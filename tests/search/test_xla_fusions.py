@@ -109,6 +109,21 @@ def test_reductions_of_one_array_are_one_fusion() -> None:
     ]
 
 
+def turned(x: jax.Array, y: jax.Array, z: jax.Array) -> Any:
+    """The gradient of a product in chunks: what is kept beside a sum of its rows reads columns of another product."""
+    kept = x * (z.swapaxes(-1, -2) + y)
+    return kept * y, (kept * x).sum(-1)
+
+
+@pytest.mark.parametrize("shape", [(64, 512, 512), (4096, 4096)])
+def test_a_transpose_shares_no_fusion_with_a_reduction(shape: tuple[int, ...]) -> None:
+    found = fusions_of(turned, shape, shape, shape)
+    assert sorted("reduce" in ops for ops in found) == [False, True]
+    beside = (*shape[:-1], 8)  # XLA has no tiles for so few rows
+    few = fusions_of(turned, beside, beside, (*shape[:-2], 8, shape[-2]))
+    assert len(few) == 1
+
+
 def test_no_element_is_computed_many_times() -> None:
     """The gradient of an associative scan reads each level at twice as many places as the one before."""
     scopes = scopes_of(gradient_of_scan, (256, 4096), (256, 4096))

@@ -71,6 +71,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "unpack_words",
         "update_rows_of_layers",
         "update_stacks",
+        "write_chosen_rows",
     }
     assert set(own) ^ set(inside) == inside_alone
     assert set(NAMES) - set(own) == inside_alone | {

@@ -20,6 +20,12 @@ LAYERS, BATCH, WORDS, WIDTH = 4, 2, 512, 128
 STACK = (LAYERS, BATCH, WORDS, WIDTH)
 
 
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the tests are large enough."""
+    monkeypatch.setattr("astitch.loops.chosen_rows.LEAST_BYTES", 1 << 10)
+
+
 def update(cache: Any, row: Any, place: Any) -> Any:
     return lax.dynamic_update_slice(cache, row[:, None], (0, place, 0))
 
@@ -40,7 +46,24 @@ def by_vmap(cache: Any, row: Any, place: Any) -> Any:
     return jax.vmap(one)(cache, row, place + jnp.arange(BATCH))
 
 
-WRITES = {"update": update, "at": set_at, "rows": set_rows, "vmap": by_vmap}
+def by_where(cache: Any, row: Any, place: Any) -> Any:
+    return jnp.where((jnp.arange(WORDS) == place)[:, None], row[:, None], cache)
+
+
+def rows_by_where(cache: Any, row: Any, place: Any) -> Any:
+    """A place for each sequence."""
+    others = jnp.arange(WORDS) != (place + jnp.arange(BATCH))[:, None]
+    return jnp.where(others[..., None], cache, row[:, None])
+
+
+WRITES = {
+    "update": update,
+    "at": set_at,
+    "rows": set_rows,
+    "vmap": by_vmap,
+    "where": by_where,
+    "rows by where": rows_by_where,
+}
 
 
 def layer(x: Any, cache: Any, place: Any, write: Callable[..., Any]) -> tuple[Any, Any]:
@@ -98,10 +121,11 @@ def test_a_donated_stack_is_updated_where_it_lies(loop: str, write: str) -> None
     assert memory.temp_size_in_bytes <= plain.temp_size_in_bytes
 
 
+@pytest.mark.parametrize("write", ["at", "where", "rows by where"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_values_are_those_of_the_plain_module(loop: str) -> None:
+def test_values_are_those_of_the_plain_module(loop: str, write: str) -> None:
     def fn(x: Any, caches: Any, place: Any) -> Any:
-        return LOOPS[loop](x, caches, place, set_at)
+        return LOOPS[loop](x, caches, place, WRITES[write])
 
     arguments = draw()
     for got, want in zip(
