@@ -561,7 +561,7 @@ PASSES: tuple[Pass, ...] = (
     _rewrite(
         "split_products",
         lambda graph, job: split_products(graph, job.gpu),
-        lambda job: job.target.in_xla,
+        lambda job: job.target.launcher is not Launcher.OWN,
     ),
     Pass("leave", _leave),
     Pass("choose_stages", lambda left, job: choose_stages(left)),

@@ -379,6 +379,8 @@ class _Arranger:
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
         if draft.root.name in self.demoted and index != draft.root.result_index:
             return "its shared buffer was demoted: it did not fit"
+        if draft.root.kind is RootKind.COMBINE and index != draft.root.result_index:
+            return "a sum of partials has no shared buffer"
         return why_not_block_local(draft.root, draft.loop.mapping, index)
 
     def level_in(self, loop: _Loop, latest: Sequence[Read]) -> int:

@@ -9,6 +9,7 @@ results of the program and what other ops read stay; products turn until fewest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -37,6 +38,9 @@ ACROSS_A_REDUCTION = 3.0
 
 MUCH_SMALLER = 8
 """A value with so many times fewer elements than its reader does not matter for the reader's order."""
+
+FEW_RESULTS = 64
+"""A product of so few rows or columns on the other side waits for the memory: its operand may lie either way."""
 
 MOST_SEEN = 64
 """So many ops behind a reduction are searched for one of its size."""
@@ -175,11 +179,21 @@ def _blocks_of_operand(graph: Graph, dot: Node, side: int) -> Turn | None:
         turns_well = array.dtype.bytes == 2 or "HIGHEST" not in attrs.precision
     elif [*free, *contracting] == [*range(count, array.rank)]:
         first = len(free)
-        turns_well = array.dtype.bytes == 2
+        turns_well = array.dtype.bytes == 2 or _count_free(graph, dot, 1 - side) <= FEW_RESULTS
     else:
         return None
     turn = Turn(dot.operands[side], False, count, first)
     return turn if turns_well and _has_two_sides(array, turn) else None
+
+
+def _count_free(graph: Graph, dot: Node, side: int) -> int:
+    """How many rows or columns of the result an operand gives, of each matrix of a batch."""
+    attrs = dot.attrs
+    assert isinstance(attrs, DotAttrs)
+    shape = graph[dot.operands[side]].array.shape
+    contracting = attrs.rhs_contracting if side else attrs.lhs_contracting
+    batch = attrs.rhs_batch if side else attrs.lhs_batch
+    return math.prod(extent for d, extent in enumerate(shape) if d not in (*contracting, *batch))
 
 
 def _has_two_sides(array: ArrayType, turn: Turn) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from astitch.graph.ir import ArrayType, Graph, TupleType
-from astitch.graph.ops import OPS, Kind
+from astitch.graph.ir import ArrayType, ConditionalAttrs, GetTupleElementAttrs, Graph, Node
+from astitch.graph.ops import OPS
 from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import (
@@ -145,22 +145,19 @@ def _is_alike(one: ArrayType, other: ArrayType) -> bool:
 
 def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> ArrayType | None:
     """The type of a large array that some other step computes and nothing reads behind the scope; None if it is not
-    one.
-
-    Of what a loop hands on each array counts for itself; simplified loops hand none on as it came (control_rules.py).
-    """
-    base = graph[buffer.partition("#")[0]]
+    one."""
+    name, _, number = buffer.partition("#")
+    base = graph[name]
     type_ = storage_type(graph, buffer)
-    several = isinstance(base.type, TupleType)
-    if base.is_parameter or base.is_constant or (several and not OPS[base.op].is_loop):
+    if base.is_parameter or base.is_constant or (number and not _is_computed(base, int(number))):
         return None
-    if type_.bytes < (least_bytes or LEAST_BYTES_AGAIN) or (several and base.name in graph.outputs):
+    if type_.bytes < (least_bytes or LEAST_BYTES_AGAIN):
         return None
     pending, readers = [base.name], set[str]()
-    if several:
-        pending = [n for n in graph.users[base.name] if storage_name(graph, n) == buffer]
-        if any(OPS[graph[n].op].kind is not Kind.PROJECTION for n in graph.users[base.name]):
-            return None
+    if number:
+        names = {user for user in graph.users[base.name] if _is_projection(graph[user])}
+        readers = {*graph.users[base.name]} - names
+        pending = [name for name in names if storage_name(graph, name) == buffer]
     while pending:
         name = pending.pop()
         if name in graph.outputs:
@@ -171,6 +168,18 @@ def _used_up(graph: Graph, scope: Scope, buffer: str, least_bytes: int) -> Array
             else:
                 readers.add(user)
     return type_ if _come_before(graph, scope, readers) else None
+
+
+def _is_computed(node: Node, number: int) -> bool:
+    """Is a result of an op of several surely no argument that it hands on?"""
+    if OPS[node.op].is_loop:
+        body = node.regions[1]
+        return body.outputs[number] != body.parameters[number]
+    return not isinstance(node.attrs, ConditionalAttrs)
+
+
+def _is_projection(node: Node) -> bool:
+    return isinstance(node.attrs, GetTupleElementAttrs)
 
 
 def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:

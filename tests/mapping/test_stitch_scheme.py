@@ -39,6 +39,7 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.tiling.space import Mapping, NotTaken, Space, size_of
 from tests.hlo_runner import lower, run_xla
 from tests.scopes import find_scopes
+from tests.small_gpu import few_sms
 
 
 def arrange(
@@ -368,6 +369,43 @@ def test_a_split_output_is_combined_once() -> None:
     assert not arrangement.placements["total"].inline
     assert arrangement.placements[combine_name("total")].stored
     assert arrangement.levels == 2
+
+
+def correlate_spins(x: Any) -> Any:
+    """Of each pair of neighbours, from the four sums over all others."""
+    p = jnp.abs(x) ** 2
+    total = 0.0
+    for q in range(p.ndim - 1):
+        m = p.sum(tuple(d for d in range(p.ndim) if d not in (q, q + 1)))
+        total = total + m[0, 0] + m[1, 1] - m[0, 1] - m[1, 0]
+    return total
+
+
+def correlate_by_reshapes(x: Any) -> Any:
+    found = []
+    for q in range(x.ndim - 1):
+        m = (x * x).reshape(1 << q, 2, 2, -1).sum((0, 3))
+        found.append(m[0, 0] * m[1, 1] - m[::-1][0, 1] * m[1, 0])
+    return jnp.stack(found).sum()
+
+
+def swap_neighbours(x: Any) -> Any:
+    """Rows of sums beside their mirror images."""
+    sums = [jnp.cos(x).sum(tuple(range(2, x.ndim))), jnp.cos(x).sum((0, *range(3, x.ndim)))]
+    return sum(s - s.T + s[::-1, ::-1] for s in sums), sum(map(jnp.trace, sums))
+
+
+@pytest.mark.parametrize("fn", [correlate_spins, correlate_by_reshapes, swap_neighbours])
+@pytest.mark.parametrize("dimensions", [9, 13])
+def test_sums_of_partials_are_read_at_any_index(fn: Any, dimensions: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2,) * dimensions, np.float32)
+    data = lower(fn, x)
+    for gpu in ("h100", "host"):
+        compile_hlo(data, gpu=preset(gpu))
+    program = compile_hlo(data, gpu=few_sms(4)).program
+    got = HostEngine(program).run([x])
+    for a, b in zip(got, run_xla(data, [x]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-2)
 
 
 def test_a_reduce_does_not_join_a_loop_that_would_split_it_for_nothing() -> None:

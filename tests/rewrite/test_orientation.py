@@ -189,6 +189,36 @@ def test_only_tensor_cores_have_operands_turned(
     assert ("turn_operand" in heard(graph_of(fn, x))) is turned
 
 
+def squares_of_features(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Sums of each mean's weighted features, and of their products."""
+    products = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+    both = jnp.concatenate([jnp.tanh(x).T, products.T])
+    return jnp.einsum("fn,nk->fk", both, jnp.tanh(weights))
+
+
+def features_on_the_right(x: jax.Array, weights: jax.Array) -> jax.Array:
+    both = jnp.concatenate([jnp.sin(x).T, jnp.exp(x[:, ::2]).T])
+    return jax.lax.dot_general(jnp.tanh(weights), both, (((0,), (1,)), ((), ())))
+
+
+def batched_features(x: jax.Array, weights: jax.Array) -> jax.Array:
+    x, weights = (a.reshape(2, -1, a.shape[-1]) for a in (x, weights))
+    moved = jnp.stack([jnp.sin(x), jnp.cos(x)]).transpose(1, 0, 3, 2).reshape(2, -1, x.shape[1])
+    return jax.lax.dot_general(moved, weights, (((2,), (1,)), ((0,), (0,))))
+
+
+@pytest.mark.parametrize("fn", [squares_of_features, features_on_the_right, batched_features])
+@pytest.mark.parametrize(("columns", "turned"), [(8, True), (64, True), (512, False)])
+def test_products_of_few_results_read_32_bits_as_their_kernel_writes(
+    fn: Function, columns: int, turned: bool
+) -> None:
+    """Features of points that lie row by row, and are contracted along the points."""
+    graph = graph_of(fn, *specs((16384, 8), (16384, columns), dtype=jnp.float32))
+    assert ("turn_operand" in heard(graph)) is turned
+    if turned:
+        assert not list(across(plans_of(graph)))
+
+
 def test_the_results_stay_the_same() -> None:
     rng = np.random.default_rng(0)
     shapes = [(96, 160), (352, 160), (352, 160), (160, 352)]

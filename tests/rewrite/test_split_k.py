@@ -17,7 +17,7 @@ from astitch.graph.collectives import COLLECTIVE_BLOCKS
 from astitch.graph.ir import DotAttrs, DType, Graph, OpaqueAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.pipeline import Launcher, Target
+from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.split_k import (
@@ -27,6 +27,7 @@ from astitch.rewrite.split_k import (
     split_products,
 )
 from astitch.run.host_engine import HostEngine
+from astitch.stitch_scope import Left
 from tests.graphs import GraphBuilder
 
 Function = Callable[..., Any]
@@ -203,10 +204,18 @@ def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
     assert split_products(graph, H100) is graph
 
 
-def test_the_kernel_that_reads_a_product_adds_its_parts() -> None:
+REGION = RegionRules("body_", lambda graph: Left(graph, {}))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Target(launcher=Launcher.XLA), Target(launcher=Launcher.REGION, region=REGION)],
+    ids=["program", "turn of a loop"],
+)
+def test_the_kernel_that_reads_a_product_adds_its_parts(target: Target) -> None:
     fn, arguments, shape = CASES["heads"]
     graph = graph_of(fn, *arguments)
-    compilation = compile_graph(graph, H100, Target(launcher=Launcher.XLA))
+    compilation = compile_graph(graph, H100, target)
     dot, kernel = compilation.program.steps
     assert isinstance(dot, LibraryStep)
     assert dot.node.shape == shape

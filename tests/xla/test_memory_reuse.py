@@ -219,6 +219,61 @@ def test_smaller_arrays_are_written_over_where_memory_is_short() -> None:
     assert not find_in_place(compilation, [False] * 2, least_bytes=64 * 96 * 4 + 1)
 
 
+def after_turns(x: Any, w: Any) -> Any:
+    turned = jax.lax.fori_loop(0, 3, lambda _, s: jnp.sin(s @ w), x)
+    return jax.nn.softmax(turned)
+
+
+def after_a_while(x: Any, w: Any) -> Any:
+    def goes_on(state: Any) -> Any:
+        return (state[0] < 3) & (jnp.abs(state[1]).max() > 1e-3)
+
+    _, turned = jax.lax.while_loop(goes_on, lambda s: (s[0] + 1, jnp.cos(s[1] @ w)), (0, x))
+    return turned / jnp.linalg.norm(turned, axis=1, keepdims=True)
+
+
+def after_a_scan(x: Any, w: Any) -> Any:
+    """Its stack is read; what it carries is the program's result too."""
+    turned, stack = jax.lax.scan(lambda s, r: (jnp.tanh(s @ w), s * r), x, jnp.arange(4.0))
+    return turned, jnp.exp(stack)
+
+
+def after_a_sort(x: Any, w: Any) -> Any:
+    keys, values = jax.lax.sort((x @ w, x), dimension=0, num_keys=2)
+    return keys.sum(0), values * 2 + 1
+
+
+def handed_on(x: Any, w: Any) -> Any:
+    """The loop does not change the first value of its state: it may be the argument."""
+    _, turned = jax.lax.while_loop(
+        lambda s: jnp.abs(s[1]).max() > 1e-3, lambda s: (s[0], s[1] @ s[0] / 99), (w, x)
+    )
+    return jnp.exp(w), turned.sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "shares"),
+    [
+        (after_turns, True),
+        (after_a_while, True),
+        (after_a_scan, True),
+        (after_a_sort, True),
+        (handed_on, False),
+    ],
+)
+def test_results_of_loops_and_sorts_are_written_over(fn: Any, shares: bool) -> None:
+    arguments = normal(96, 96), normal(96, 96) / 10
+    compilation, _ = compile_donated(fn, 0, *arguments)
+    found = find_in_place(compilation, [False] * 2, least_bytes=96 * 96 * 4)
+    assert sum(map(len, found.values())) == shares
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
+    for kernel in planned_kernels(compilation):
+        kernels[kernel.name] = with_text(kernel, found.get(kernel.name, ()))
+    got = run_module(export_program(compilation, kernels), arguments)
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def scaled_by_a_product(x: Any, w: Any, v: Any) -> Any:
     """The product is read by two kernels, and the second waits for the first."""
     y = x @ w
