@@ -67,6 +67,7 @@ def test_a_target_says_which_passes_are_run() -> None:
         "fold_scales",
         "give_operands",
         "pad_convolutions",
+        "scale_late",
         "split_products",
         "unpack_words",
         "update_rows_of_layers",
