@@ -87,7 +87,7 @@ def call_library(form: Form, given: Mapping[str, Tensor], device: torch.device) 
 
 
 def attend(form: Form) -> Attention:
-    """The plain formula, as a user of PyTorch writes it: softmax itself computes in f32, so that scores keep their type."""
+    """The plain formula, as a user of PyTorch writes it: softmax itself computes in f32, so scores keep their type."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
         given = dict(zip(list_given(form), arrays, strict=True))
