@@ -87,20 +87,20 @@ def call_library(form: Form, given: Mapping[str, Tensor], device: torch.device) 
 
 
 def attend(form: Form) -> Attention:
-    """The plain formula, as benchmarks.attention has it."""
+    """The plain formula, as a user of PyTorch writes it: softmax itself computes in f32, so scores keep their type."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
         given = dict(zip(list_given(form), arrays, strict=True))
         k, v = (x.repeat_interleave(form.heads // form.groups, 1) for x in (k, v))
-        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(form.features)
+        scores = (q @ k.transpose(-1, -2)) / math.sqrt(form.features)
         if "cap" in form.parts:
             scores = CAP * torch.tanh(scores / CAP)
         for bias in {"bias", "learned"} & given.keys():
-            scores = scores + given[bias].float()
+            scores = scores + given[bias]
         if (seen := see(form, given, scores.device)) is not None:
             scores = scores.masked_fill(~seen, LEFT_OUT)
         if "sink" in given:
-            sink = given["sink"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
+            sink = given["sink"][None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], -1)
         weights = scores.softmax(-1)[..., : form.length]
         if "dropout" in form.parts:
