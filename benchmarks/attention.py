@@ -189,9 +189,13 @@ def list_given(form: Form) -> list[str]:
     return [name for name in arrays if name in form.parts]
 
 
-def find_seen(form: Form, given: Mapping[str, Any]) -> Any:
-    """Which keys a query sees: by their positions and as arrays say; None for all."""
-    distance = np.arange(form.length)[:, None] - np.arange(form.length)
+def find_seen(form: Form, given: Mapping[str, Any], at: Any = None) -> Any:
+    """Which keys a query sees: by their positions and as arrays say; None for all.
+
+    at: the positions, by the package that computes; NumPy's, and so JAX's, where it is None.
+    """
+    at = np.arange(form.length) if at is None else at
+    distance = at[:, None] - at
     seen: list[Any] = []
     if "causal" in form.parts:
         seen.append(distance >= 0)

@@ -5,7 +5,6 @@ Imports torch: imported only where there is one.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from benchmarks.attention import CAP, KEPT, Form, count_gradients, list_given
+from benchmarks.attention import CAP, KEPT, Form, count_gradients, find_seen, list_given
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
@@ -69,7 +68,11 @@ def call_library(form: Form, given: Mapping[str, Tensor], device: torch.device) 
     named: dict[str, Any] = {
         "is_causal": form.parts <= {"causal", "dropout"} and "causal" in form.parts
     }
-    seen = None if named["is_causal"] else see(form, given, device)
+    seen = (
+        None
+        if named["is_causal"]
+        else find_seen(form, given, torch.arange(form.length, device=device))
+    )
     if seen is not None:
         named["attn_mask"] = seen
     if "bias" in given:
@@ -97,7 +100,8 @@ def attend(form: Form) -> Attention:
             scores = CAP * torch.tanh(scores / CAP)
         for bias in {"bias", "learned"} & given.keys():
             scores = scores + given[bias]
-        if (seen := see(form, given, scores.device)) is not None:
+        seen = find_seen(form, given, torch.arange(form.length, device=scores.device))
+        if seen is not None:
             scores = scores.masked_fill(~seen, LEFT_OUT)
         if "sink" in given:
             sink = given["sink"][None, :, None, None].expand(*scores.shape[:3], 1)
@@ -108,20 +112,3 @@ def attend(form: Form) -> Attention:
         return weights.to(q.dtype) @ v
 
     return attention
-
-
-def see(form: Form, given: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    """Which keys a query sees, as benchmarks.attention.find_seen; None for all."""
-    at = torch.arange(form.length, device=device)
-    distance = at[:, None] - at
-    seen = []
-    if "causal" in form.parts:
-        seen.append(distance >= 0)
-    if "window" in form.parts:
-        seen.append((distance >= 0) & (distance < form.length // 4))
-    if "padding" in form.parts:
-        seen.append(given["padding"][:, None, None, :])
-    if "segments" in form.parts:
-        ids = given["segments"]
-        seen.append(ids[:, None, :, None] == ids[:, None, None, :])
-    return functools.reduce(torch.logical_and, seen) if seen else None

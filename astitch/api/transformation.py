@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -198,6 +198,10 @@ journal = Journal()
 """The journal of this process."""
 
 
+KEPT = ("entry", "stitched", "attends", "is_passing", "refusal", "handed", "made", "only_turns")
+"""The attributes of a Compiling that say what came of its last compile."""
+
+
 @dataclass(slots=True)
 class Compiling:
     """One compile of JAX's that XLA may hand a module of to us.
@@ -264,33 +268,18 @@ class Compiling:
         self.told = told
         self.called = self.stitched = False
 
-    def keep(self) -> tuple[Any, ...]:
+    def keep(self) -> dict[str, Any]:
         """What is known of the last compile."""
-        return (
-            self.entry,
-            self.stitched,
-            self.attends,
-            self.is_passing,
-            self.refusal,
-            self.handed,
-            self.made,
-        )
+        return {name: getattr(self, name) for name in KEPT}
 
-    def go_back(self, kept: tuple[Any, ...]) -> None:
+    def go_back(self, kept: Mapping[str, Any]) -> None:
         """An earlier compile counts.  kept: what keep handed on."""
-        if self.entry is not kept[0]:
+        if self.entry is not kept["entry"]:
             journal.drop(self)
-            if kept[0] is not None:
-                journal.add(kept[0])
-        (
-            self.entry,
-            self.stitched,
-            self.attends,
-            self.is_passing,
-            self.refusal,
-            self.handed,
-            self.made,
-        ) = kept
+            if kept["entry"] is not None:
+                journal.add(kept["entry"])
+        for name in KEPT:
+            setattr(self, name, kept[name])
 
     @property
     def is_checked(self) -> bool:

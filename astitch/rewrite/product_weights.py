@@ -103,6 +103,8 @@ class Sides:
 
 
 def tell_sides(graph: Graph, node: Node) -> Sides | None:
+    """Which operand of a product is its weights, and how its dimensions lie; None for what is no product of operands of
+    one type, at a precision that a kernel of ours has."""
     a = node.attrs
     if not isinstance(a, DotAttrs) or a.algorithm or not node.array.size:
         return None
@@ -166,7 +168,8 @@ def count_along(parts: Sequence[Part | None], label: str) -> int:
 
 
 def lies_in_memory(graph: Graph, name: str) -> bool:
-    """What is computed may be multiplied and summed in the kernel that computes it."""
+    """Is a value an argument, a constant, or of a step of its own, also as a view?  What else is computed may be
+    multiplied and summed in the kernel that computes it."""
     node = graph[name]
     while OPS[node.op].kind is Kind.INDEX and len(node.operands) == 1:
         node = graph[node.operands[0]]
@@ -174,6 +177,7 @@ def lies_in_memory(graph: Graph, name: str) -> bool:
 
 
 def without_ones(parts: Sequence[Part]) -> list[Part]:
+    """The parts of more than one element."""
     return [part for part in parts if part.extent > 1]
 
 

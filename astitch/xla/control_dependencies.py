@@ -7,6 +7,8 @@ from typing import Any
 
 import networkx as nx
 
+from astitch.xla.instructions import set_instructions
+
 
 def list_before(instruction: Any) -> list[int]:
     """The ids of the instructions for which one waits: its operands, and its control dependencies."""
@@ -28,6 +30,5 @@ def add_control_dependencies(entry: Any, pairs: Sequence[tuple[int, int]]) -> No
     order = list(nx.lexicographical_topological_sort(waits))
     for one, other in pairs:
         instructions[other].control_predecessor_ids.append(one)
-    copies = [type(i).FromString(i.SerializeToString()) for i in entry.instructions]
-    del entry.instructions[:]
-    entry.instructions.extend(copies[at] for at in order)
+    placed = list(entry.instructions)
+    set_instructions(entry, (placed[at] for at in order))

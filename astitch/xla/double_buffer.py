@@ -21,7 +21,13 @@ from astitch.graph.ir import ArrayType, Literal
 from astitch.hlo.literal import read_literal, write_literal
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import read_type
-from astitch.xla.instructions import count_bytes, find_base, is_kernel
+from astitch.xla.instructions import (
+    ELEMENTWISE,
+    count_bytes,
+    find_base,
+    is_kernel,
+    set_instructions,
+)
 
 MOST_INSTRUCTIONS = 1200
 """Of a turn.  XLA compiles it several times."""
@@ -35,13 +41,7 @@ TURNS, LEAST_TURNS = (2, 3, 4), 4
 COPY_US = 1.5
 """Of a copy in a loop, beside the time of its bytes."""
 
-FUSED = frozenset(
-    b"abs add and atan2 cbrt ceil clamp compare complex convert bitcast-convert cosine count-leading-zeros divide erf "
-    b"exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply "
-    b"negate not or popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select "
-    b"shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor bitcast reshape "
-    b"broadcast copy".split()
-)
+FUSED = ELEMENTWISE | frozenset(b"bitcast reshape broadcast copy".split())
 """What reads its operands at the place of the result's element, and XLA fuses."""
 
 SHIFTED = frozenset(b"slice concatenate pad reverse transpose gather dynamic-slice".split())
@@ -147,11 +147,12 @@ def _choose_turns(loop: _Loop, copied: Collection[int]) -> int:
 
 def _is_moved(sources: Sequence[int | None], number: int, turns: int) -> bool:
     """Is a part of the state what another one was, so many turns before?  sources: the same of one turn."""
-    at: int | None = number
+    at = number
     for _ in range(turns):
-        at = sources[at]  # type: ignore[index]
-        if at is None:
+        before = sources[at]
+        if before is None:
             return False
+        at = before
     return at != number
 
 
@@ -210,12 +211,11 @@ def _count(
     start = outside[given.operand_ids[counter]] if given.opcode == b"tuple" else given
     if len(read) != 1 or len(added) != 1 or start.opcode != b"constant":
         return None
-    numbers = [_read_integer(i) for i in (start, added[0], bound)]
-    if None in numbers:
+    first, step, last = map(_read_integer, (start, added[0], bound))
+    if first is None or step is None or last is None:
         return None
-    first, step, last = numbers
-    trips = _count_trips(first, step, last, direction)  # type: ignore[arg-type]
-    return (counter, step, trips, bound) if trips else None  # type: ignore[return-value]
+    trips = _count_trips(first, step, last, direction)
+    return (counter, step, trips, bound) if trips else None
 
 
 def _count_trips(first: int, step: int, last: int, direction: str) -> int:
@@ -243,13 +243,9 @@ def _list_copied(loop: _Loop) -> list[int]:
 
 
 def _is_copied(loop: _Loop, number: int, output: int) -> bool:
-    base = find_base(loop.by_id, output)
-    made = loop.by_id[base]
-    if base in loop.parts:
-        return loop.parts[base] != number
-    element = 0
-    if made.opcode == b"get-tuple-element":
-        element, made = made.tuple_index, loop.by_id[made.operand_ids[0]]
+    made, element = _find_made(loop, output)
+    if made.id in loop.parts:
+        return loop.parts[made.id] != number
     if is_kernel(made):
         reads = {at for at, n in enumerate(made.operand_ids) if _is_part(loop, n, number)}
         over = {
@@ -259,6 +255,14 @@ def _is_copied(loop: _Loop, number: int, output: int) -> bool:
         }
         return bool(reads) and not reads & over
     return _reads_elsewhere(loop, made.id, number)
+
+
+def _find_made(loop: _Loop, output: int) -> tuple[Any, int]:
+    """(what computes a value of a turn, which of its results that is); a part of the state is itself."""
+    made = loop.by_id[find_base(loop.by_id, output)]
+    if made.opcode != b"get-tuple-element" or made.id in loop.parts:
+        return made, 0
+    return loop.by_id[made.operand_ids[0]], made.tuple_index
 
 
 def _is_part(loop: _Loop, name: int, number: int) -> bool:
@@ -310,7 +314,8 @@ def _change(loop: _Loop, copied: Collection[int], turns: int) -> None:
     # As one addition, by which XLA counts the turns.
     state[loop.counter] = writer.add_number(counter, turns * loop.step)
     root.operand_ids[:] = state
-    writer.finish([*(i for i in loop.body.instructions if i.id != root.id), *writer.made, root])
+    instructions = [*(i for i in loop.body.instructions if i.id != root.id), *writer.made, root]
+    set_instructions(loop.body, instructions)
 
 
 def _add_last_turns(loop: _Loop, count: int) -> None:
@@ -353,16 +358,13 @@ def _add_last_turns(loop: _Loop, count: int) -> None:
         if i.id == node.id:
             ordered += writer.made
     outer.root_id = moved.get(outer.root_id, outer.root_id)
-    writer.finish(ordered)
+    set_instructions(outer, ordered)
 
 
 def _is_given(loop: _Loop, output: int) -> bool:
     """Is a part of the new state a kernel's result, or a part of the old one?"""
-    base = find_base(loop.by_id, output)
-    made = loop.by_id[base]
-    if base not in loop.parts and made.opcode == b"get-tuple-element":
-        made = loop.by_id[made.operand_ids[0]]
-    return base in loop.parts or is_kernel(made)
+    made, _ = _find_made(loop, output)
+    return made.id in loop.parts or is_kernel(made)
 
 
 def _first_token(meetings: Sequence[_Meeting]) -> int:
@@ -402,7 +404,7 @@ class _Writer:
     """Writes instructions for a computation.  made: those, each after its operands.  suffix: ends their names."""
 
     def __init__(self, computation: Any, suffix: bytes) -> None:
-        self.computation, self.suffix = computation, suffix
+        self.suffix = suffix
         self.by_id = {i.id: i for i in computation.instructions}
         self.free = 1 + max(self.by_id)
         self.made: list[Any] = []
@@ -457,12 +459,6 @@ class _Writer:
                 copy.operand_ids[:] = operands
                 now[i.id] = self.put(copy, i.name)
         return now
-
-    def finish(self, instructions: Sequence[Any]) -> None:
-        """The computation has these instructions, in this order."""
-        copies = [type(i).FromString(i.SerializeToString()) for i in instructions]
-        del self.computation.instructions[:]
-        self.computation.instructions.extend(copies)
 
 
 def _write_integer(constant: Any, number: int) -> None:

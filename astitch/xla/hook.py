@@ -29,6 +29,7 @@ from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
 from astitch.xla.double_buffer import Doubled, double_buffer
+from astitch.xla.instructions import ELEMENTWISE
 from astitch.xla.keep_in_turn import keep_in_turn
 from astitch.xla.marks import find_unmarked
 from astitch.xla.order_transposes import order_transposes
@@ -41,7 +42,7 @@ from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
 NOTHING = "nothing in it is worth a kernel"
-ONLY_TURNS = f"{NOTHING}, but several turns of its loops are one"
+TURNS_ALONE = f"{NOTHING}, but several turns of its loops are one"
 LEFT_BY_DIRECTIVES = "directives leave nothing in it to be stitched"
 
 
@@ -100,13 +101,7 @@ _LOOPS = frozenset({b"while", b"conditional", b"call"})
 _FREE = frozenset(
     b"parameter constant tuple get-tuple-element bitcast reshape broadcast iota copy".split()
 )
-_FUSED = frozenset(
-    b"abs add and atan2 cbrt ceil clamp compare complex convert bitcast-convert cosine count-leading-zeros divide erf "
-    b"exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply "
-    b"negate not or popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select "
-    b"shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor slice transpose pad "
-    b"reverse dynamic-slice".split()
-)
+_FUSED = ELEMENTWISE | frozenset(b"slice transpose pad reverse dynamic-slice".split())
 """What XLA always fuses into one loop over the result."""
 
 
@@ -183,7 +178,7 @@ def stitch_module(
     if stays:
         compilation = replace(compilation, faults=(*compilation.faults, *faults.found))
         if compilation.doubled:
-            return Stitching(compilation, bytes(new.SerializeToString()), reason=ONLY_TURNS)
+            return Stitching(compilation, bytes(new.SerializeToString()), reason=TURNS_ALONE)
         return Stitching(compilation, None, reason=LEFT_BY_DIRECTIVES if told else NOTHING)
     for name, passed, cost in (
         ("tell_latencies", lambda: tell_latencies(new, gpu), "uses its own times of products"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from astitch.device.gpu import Gpu
 from astitch.xla.control_dependencies import list_before
-from astitch.xla.instructions import count_bytes
+from astitch.xla.instructions import count_bytes, set_instructions
 from astitch.xla.run_beside import project_sent, read_us
 
 LEAST_SHARE = 0.25
@@ -111,7 +111,5 @@ def _bar(computation: Any, ends: Collection[int], free: int) -> int:
             barrier.operand_ids.append(instruction.id)
             ordered.append(barrier)
             barred[instruction.id], free = free, free + 1
-    copies = [type(i).FromString(i.SerializeToString()) for i in ordered]
-    del computation.instructions[:]
-    computation.instructions.extend(copies)
+    set_instructions(computation, ordered)
     return free

@@ -110,7 +110,7 @@ def plan_turns(
     turns = find_turns(graph, inside, used)
     if isinstance(turns, LoopRefusal):
         return turns
-    refused = _why_not(turns) or _why_slow(turns, gpu, now_us)
+    refused = _why_not(turns)
     if refused is not None and not (kept and refused.is_choice):
         return refused
     turns = replace(turns, graph=expand(batch_gathers(simplify(turns.graph))))
@@ -222,18 +222,6 @@ def _why_not(turns: Turns) -> LoopRefusal | None:
     else:
         return None
     return LoopRefusal(loop.node.name, reason, is_choice=True)
-
-
-def _why_slow(turns: Turns, gpu: Gpu, now_us: float) -> LoopRefusal | None:
-    """A refusal where what a turn writes takes too long, whatever its plan.  Most plans of large states take long to
-    make: a turn may hold inner ones, which read it at shifted places."""
-    node, body = turns.loop.node, turns.loop.body
-    made = [n for n in turns.carried if not OPS[body[body.outputs[n]].op].writes_into]
-    us = sum(turns.loop.types[n].bytes for n in made) / gpu.l2_gbs / 1e3
-    if us <= GAIN * now_us:
-        return None
-    reason = f"to write its state takes {us:.1f} us projected, a turn {now_us:.1f} as XLA's loop"
-    return LoopRefusal(node.name, reason, is_choice=True)
 
 
 def _find_scope(turns: Turns, gpu: Gpu, faults: FaultLog) -> tuple[Graph, Scope] | str:

@@ -19,7 +19,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.loops.unroll import MOST_TURNS, unroll_searches
+from astitch.loops.unroll import MOST_INNER_BYTES, MOST_TURNS, unroll_inner, unroll_searches
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 
@@ -97,3 +97,15 @@ def test_what_stays() -> None:
     assert stays(lambda t, i: lax.while_loop(lambda i: i[0] > 0, lambda i: t[i] - 1, i))
     assert stays(lambda t, i: lax.scan(lambda i, _: (t[i], i), i, None, length=3))
     assert stays(lambda t, i: lax.fori_loop(0, 3, lambda _, i: i + 1, i)), "no search"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_inner_loops_of_large_states_stay(large: bool) -> None:
+    """Written out, ten steps of a stencil would take long to plan, for launches that take no time beside them."""
+    size = MOST_INNER_BYTES // 4 + 1 if large else 64
+
+    def steps(x: Any) -> Any:
+        return lax.fori_loop(0, 10, lambda i, x: x + 0.1 * jnp.roll(x, 1), x)
+
+    body, turns = unroll_inner(lower(steps, np.ones(size, np.float32)))
+    assert (has_loop(body), turns) == ((True, 0) if large else (False, 10))

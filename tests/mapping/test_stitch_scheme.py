@@ -385,7 +385,7 @@ def correlate_by_reshapes(x: Any) -> Any:
     found = []
     for q in range(x.ndim - 1):
         m = (x * x).reshape(1 << q, 2, 2, -1).sum((0, 3))
-        found.append(m[0, 0] * m[1, 1] - m[::-1][0, 1] * m[1, 0])
+        found.append(m[0, 0] * m[1, 1] + 2 * m[::-1][0, 1] * m[1, 0])
     return jnp.stack(found).sum()
 
 
@@ -405,7 +405,7 @@ def test_sums_of_partials_are_read_at_any_index(fn: Any, dimensions: int) -> Non
     program = compile_hlo(data, gpu=few_sms(4)).program
     got = HostEngine(program).run([x])
     for a, b in zip(got, run_xla(data, [x]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-2)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-2)
 
 
 def test_a_reduce_does_not_join_a_loop_that_would_split_it_for_nothing() -> None:
