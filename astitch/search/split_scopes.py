@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ from astitch.search.patterns import each_vertex, estimate_statements, make_fusio
 from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
 from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Observe, Plan, count_statements
 from astitch.search.shifted_reads import propose_steps
-from astitch.search.xla_fusions import Proposal, propose_each, read_vertices
+from astitch.search.xla_fusions import Proposal, propose_each, propose_thrifty, read_vertices
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
@@ -303,6 +303,7 @@ class _Splitter:
         self.planned_us: dict[Structure, float] = {}
         self.best: dict[Structure, _Best] = {}
         self.proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = {}
+        self.thrifty: dict[Structure, tuple[Proposal, ...]] = {}
         self.reasons: dict[Structure, Reason | None] = {}
         self.unplanned: dict[Structure, _Best] = {}
 
@@ -502,9 +503,11 @@ class _Splitter:
             return False
         structure = structure_of(graph, scope)
         self.pool.finish(structure)
-        parts = self.divide(graph, scope, self.find_unplanned(graph, scope, structure))
+        best = self.find_unplanned(graph, scope, structure)
+        parts = self.divide(graph, scope, best)
         if len(parts.scopes) < 2:
             return False
+        parts = self.divide_within_memory(scope, best) or parts
         detail = f"about {statements} statements, at most {LONG_CODE} compile fast"
         self.take(scope, Reason(Symptom.CODE_SIZE, detail), math.inf, parts, rounds)
         return True
@@ -733,30 +736,24 @@ class _Splitter:
         handed = sum(_list_handed(parts, scope))
         if whole + handed <= least or self.find_peak(scope, parts) <= least:
             return parts
-        limit = max(least, self.find_peak_of_fusions(scope))
-
-        def rate(parts: Scopes) -> float:
-            drafted_us = self.rate_draft(parts, best.bound_us)
-            if math.isinf(drafted_us) or self.find_peak(scope, parts) > limit:
-                return math.inf
-            return drafted_us
-
-        penalty = estimate_penalty(self.gpu, max_statements=best.limit)
         known = self.find_proposals(graph, scope, structure_of(graph, scope))
-        cover = choose_cover(graph, scope, self.gpu, penalty, latency=rate, proposals=known)
-        fitting = divide_scope(graph, scope, self.gpu, penalty, cover)
-        otherwise = parts if math.isinf(best.whole_us) else None
-        return fitting if math.isfinite(rate(fitting)) else otherwise
+        limit = max(least, self.find_peak_of_fusions(scope, known))
+        thrifty = _find_thrifty(self, graph, scope)
+        lower = max(least, self.find_peak_of_fusions(scope, thrifty)) if thrifty else limit
+        fitting = None
+        if lower < limit:
+            fitting = _choose_fitting(self, scope, best, thrifty, lower)
+        if fitting is None:
+            fitting = _choose_fitting(self, scope, best, known, limit)
+        return parts if fitting is None and math.isinf(best.whole_us) else fitting
 
-    def find_peak_of_fusions(self, scope: Scope) -> int:
-        """The most bytes alive where XLA's fusions compute a scope; 0 where it is not known what they are."""
-        graph = self.scopes.graph
-        proposals = self.find_proposals(graph, scope, structure_of(graph, scope))
+    def find_peak_of_fusions(self, scope: Scope, proposals: Sequence[Proposal]) -> int:
+        """The most bytes alive where fusions of the first proposal compute a scope; 0 where there is none."""
         if not proposals:
             return 0
+        graph = self.scopes.graph
         fusion = make_fusion_graph(graph, scope, self.gpu)
-        penalties = (estimate_penalty(self.gpu),)
-        covers = cover_as_xla(graph, scope, self.gpu, penalties, fusion, proposals[0])
+        covers = cover_as_xla(graph, scope, self.gpu, (), fusion, proposals[0])
         return self.find_peak(scope, make_parts(graph, scope, covers[0])) if covers else 0
 
     def take(
@@ -768,6 +765,32 @@ class _Splitter:
         self.scopes = replace_scope(self.scopes, scope.name, parts)
         for part in parts.scopes:
             self.add(part, rounds - 1)
+
+
+def _find_thrifty(splitter: _Splitter, graph: Graph, scope: Scope) -> tuple[Proposal, ...]:
+    """See propose_thrifty; found once for each structure."""
+    structure = structure_of(graph, scope)
+    if structure not in splitter.thrifty:
+        splitter.thrifty[structure] = propose_thrifty(graph, scope, splitter.gpu)
+    return splitter.thrifty[structure]
+
+
+def _choose_fitting(
+    splitter: _Splitter, scope: Scope, best: _Best, proposals: Sequence[Proposal], limit: float
+) -> Scopes | None:
+    """The fastest parts with which at most so many bytes are alive; None: none of them is worth it."""
+    graph, gpu = splitter.scopes.graph, splitter.gpu
+
+    def rate(parts: Scopes) -> float:
+        drafted_us = splitter.rate_draft(parts, best.bound_us)
+        if math.isinf(drafted_us) or splitter.find_peak(scope, parts) > limit:
+            return math.inf
+        return drafted_us
+
+    penalty = estimate_penalty(gpu, max_statements=best.limit)
+    cover = choose_cover(graph, scope, gpu, penalty, latency=rate, proposals=proposals)
+    fitting = divide_scope(graph, scope, gpu, penalty, cover)
+    return fitting if math.isfinite(rate(fitting)) else None
 
 
 def _find_steps(graph: Graph, scope: Scope, gpu: Gpu) -> Cover:

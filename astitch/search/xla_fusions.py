@@ -21,7 +21,13 @@ from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DimensionsAttrs, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import is_running
-from astitch.search.patterns import FusionGraph, Value, each_vertex, repeated_ops
+from astitch.search.patterns import (
+    FusionGraph,
+    Value,
+    each_vertex,
+    make_fusion_graph,
+    repeated_ops,
+)
 from astitch.stitch_scope import Scope
 
 MOST_OPERANDS = 96
@@ -46,6 +52,10 @@ READING_FACTOR = 1.15
 EFFORT = 1_000_000
 """Visits of vertices, about 2 us each, beyond which no fusions are proposed.  An optimizer's 900 ops take 18,000, the
 gradient of an associative scan of 10 levels 260,000, of logarithms 430,000."""
+
+DEAR = 2.5
+"""So many times counts a kernel that its readers may spare, where memory is short.  By 4 the readers grow too long to
+be looked at in a multigrid solver."""
 
 MOST_REORDERED = 400
 """Ops of a scope whose fusions are joined in both orders.  To draft the kernels of one proposal more takes seconds for
@@ -113,19 +123,29 @@ def propose_each(
     return tuple(found.values())
 
 
+def propose_thrifty(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Proposal, ...]:
+    """XLA's fusions if launches and memory were dearer: readers compute again what memory would hold.  None where it
+    would take too long to find them, or they are one."""
+    fusion = make_fusion_graph(graph, scope, gpu)
+    found = islice(propose(graph, scope, fusion, gpu, dear=DEAR), 1)
+    return tuple(proposal for proposal in found if len(proposal.fusions) > 1)
+
+
 def propose(
     graph: Graph,
     scope: Scope,
     fusion: FusionGraph,
     gpu: Gpu,
     stored: Set[str] = frozenset(),
+    dear: float = 1.0,
 ) -> Iterator[Proposal]:
     """The fusions joined as XLA does, from the last value to the first; then in the order in which values are read.
 
     XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  Nothing where it
-    would take too long to find them.  stored: ops that no reader computes again.
+    would take too long to find them.  stored: ops that no reader computes again.  dear: so many times counts the kernel
+    of a fusion that its readers may compute; above 1 where memory is short.
     """
-    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored)
+    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored, dear)
     try:
         search.give_to_readers()
         given = search.copy_state()
@@ -276,8 +296,9 @@ class _Fusing:
         vertices: tuple[Vertex, ...],
         gpu: Gpu,
         stored: Set[str] = frozenset(),
+        dear: float = 1.0,
     ) -> None:
-        self.fusion, self.vertices, self.gpu = fusion, vertices, gpu
+        self.fusion, self.vertices, self.gpu, self.dear = fusion, vertices, gpu, dear
         self.inside = {v: 1 << v for v in range(len(vertices))}
         self.results = dict(self.inside)
         self.escaping = {
@@ -400,7 +421,7 @@ class _Fusing:
         """What it saves that the readers of a fusion compute it."""
         if not self.may_give(f):
             return 0.0
-        gain = self.now_us(f)
+        gain = self.dear * self.now_us(f)
         known = self.gains.setdefault(f, {})
         for reader in self.readers[f]:
             if reader not in known:

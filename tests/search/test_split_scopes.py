@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from graphs import GraphBuilder
@@ -51,6 +53,7 @@ from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
+from tests.hlo_runner import lower
 from tests.programs import load
 from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
@@ -513,6 +516,56 @@ def test_parts_hand_on_no_more_than_memory_allows(
     assert peak <= max(limit, array)
     kept = "kept whole, as its parts would hold more than memory allows (whole 100.00 us"
     assert (kept in str(found.splits[0])) is (share == 0)
+
+
+def pad(x: Any, axis: int) -> Any:
+    widths = [(int(d == axis),) * 2 for d in range(x.ndim)]
+    return jnp.pad(x, widths, mode="edge")
+
+
+def apply(u: Any, k: Any) -> Any:
+    """Conductances between neighbours times their differences."""
+    total = jnp.zeros_like(u)
+    for axis in range(u.ndim):
+        size = u.shape[axis]
+        for start in (0, 2):
+            near, of = (
+                jax.lax.slice_in_dim(pad(a, axis), start, start + size, axis=axis) for a in (u, k)
+            )
+            total = total + 2 / (1 / k + 1 / of) * (u - near)
+    return total
+
+
+def relax(u: Any, f: Any, k: Any) -> Any:
+    for _ in range(6):
+        u = u + 0.1 * jnp.tanh(f - apply(u, k))
+    return u
+
+
+def relax_by_colours(u: Any, f: Any, k: Any) -> Any:
+    colour = sum(jnp.indices(u.shape)) % 2
+    for turn in range(6):
+        u = jnp.where(colour == turn % 2, u + 0.1 * jnp.sin(f - apply(u, k)), u)
+    return u
+
+
+@pytest.mark.parametrize("fn", [relax, relax_by_colours])
+@pytest.mark.parametrize("shape", [(1024, 1024), (96, 96, 96)])
+def test_what_many_parts_read_is_computed_again_where_memory_is_short(
+    fn: Callable[..., Any], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SURELY_LONG", 100)
+    data = lower(fn, *[jax.ShapeDtypeStruct(shape, np.float32)] * 3)
+
+    def find_peak() -> int:
+        compiled = compile_hlo(data, gpu=H100)
+        scratch = {plan.scope.name: plan.kernel.scratch_bytes for plan in compiled.plans}
+        return schedule(list_steps(compiled.scopes, scratch)).peak
+
+    peak = find_peak()
+    monkeypatch.setattr(module, "propose_thrifty", lambda *_: ())
+    stored = find_peak()
+    assert peak <= stored / (2 if len(shape) > 2 else 1)
 
 
 @pytest.mark.parametrize(("part_us", "looked_at"), [(7.0, False), (3.0, True)])
