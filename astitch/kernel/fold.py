@@ -37,9 +37,7 @@ _OWN = re.compile(r"[A-Za-z]\w*_\d+")
 
 
 def is_long(kernel: k.Kernel) -> bool:
-    """Is the text of a kernel worth the work of making it shorter?  Blocks that meet in groups keep their order."""
-    if kernel.block_groups:
-        return False
+    """Is the text of a kernel worth the work of making it shorter?"""
     return sum(1 for _ in list_statements(kernel.body)) >= LONG_KERNEL
 
 
@@ -100,6 +98,14 @@ def takes_one(section: k.Section) -> bool:
     return isinstance(last, k.TaskLoop) and last.once
 
 
+def meets(section: k.Section) -> bool:
+    """Do blocks wait for others of their group in a section?  All blocks come by such sections in one order, the
+    kernel's: else two could wait for each other."""
+    return any(
+        isinstance(s, k.Publish | k.Collect | k.Meeting) for s in list_statements(section.body)
+    )
+
+
 def count_tasks(section: k.Section) -> int:
     """The tasks of a section; 0 without a task loop."""
     return next((s.tasks for s in section.body if isinstance(s, k.TaskLoop)), 0)
@@ -108,7 +114,7 @@ def count_tasks(section: k.Section) -> int:
 def count_folded(kernel: k.Kernel) -> int:
     """About how many statements of a kernel the CUDA compiler gets."""
     whole = sum(1 for _ in list_statements(kernel.body))
-    if whole < LONG_KERNEL or kernel.block_groups:
+    if whole < LONG_KERNEL:
         return whole
     total = 0
     for part in find_stretches(kernel):
@@ -118,7 +124,8 @@ def count_folded(kernel: k.Kernel) -> int:
         alike: dict[str, list[int]] = {}  # the statements of sections of a form
         for section in part.sections:
             count = sum(1 for _ in list_statements(section.body)) + 1
-            alike.setdefault(_sketch(section), []).append(count)
+            sketch = f"{section.number}" if meets(section) else _sketch(section)
+            alike.setdefault(sketch, []).append(count)
         apart = sum(map(sum, alike.values()))
         folded = sum(
             counts[0] + LINES_OF_A_CHOICE * len(counts)
@@ -235,10 +242,12 @@ class Equal:
 
 
 def group_equal(texts: Iterable[Text]) -> tuple[Equal, ...]:
-    """The texts by their forms, in the order of appearance; few of one form stand alone."""
+    """The texts by their forms, in the order of appearance; few of one form stand alone, and so does a section in which
+    blocks meet."""
     found: dict[str, list[Text]] = {}
     for text in texts:
-        found.setdefault(text.form, []).append(text)
+        form = f"{text.section.number}" if meets(text.section) else text.form
+        found.setdefault(form, []).append(text)
     return tuple(
         equal
         for same in found.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,17 @@ def columns(*arrays: jax.Array) -> list[jax.Array]:
     return [x.sum(0) for x in arrays]
 
 
+def meeting(*arrays: jax.Array) -> list[jax.Array]:
+    """Rows so long that several blocks meet for each, between tensors of other rows and equal updates."""
+    first, second, *others = arrays
+    return [
+        jax.nn.softmax(first, -1),
+        *columns(*others[:3]),
+        jax.nn.softmax(second, -1),
+        *updates(*others),
+    ]
+
+
 def draw(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
     rng = np.random.default_rng(3)
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
@@ -91,6 +103,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Arrays]] = {
     "clipped": (clipped, draw(*SIZES)),
     "softmaxes": (softmaxes, draw(*[(40, 64)] * 3, *[(400, 64)] * 3, (24, 80), (7, 64))),
     "columns": (columns, draw(*[(500, 64)] * 4, *[(30, 64)] * 3)),
+    "meeting": (
+        meeting,
+        draw((2, 30_000), (2, 30_000), *EQUAL * 6, *[s for shape in SIZES for s in [shape] * 3]),
+    ),
 }
 GPUS = {"two SMs": few_sms(2), "forty": few_sms(40)}
 
@@ -106,7 +122,10 @@ def is_folded(source: str) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "gpu"),
-    [*((name, "two SMs") for name in PROGRAMS), ("sizes", "forty"), ("clipped", "forty")],
+    [
+        *((name, "two SMs") for name in PROGRAMS),
+        *((name, "forty") for name in ("sizes", "clipped", "meeting")),
+    ],
 )
 def test_bits_are_those_of_sections_printed_one_by_one(
     name: str, gpu: str, folding: Callable[[bool], None]
@@ -242,6 +261,18 @@ def test_other_widths_are_counted_as_they_are_printed() -> None:
         counts.append(fold.count_folded(plan.kernel) / printed)
     equal, different = counts
     assert equal < 0.5 and different > 0.9
+
+
+def test_sections_in_which_blocks_meet_keep_their_order() -> None:
+    fn, arrays = PROGRAMS["meeting"]
+    plans = compile_graph(import_hlo(lower(fn, *arrays)), GPUS["forty"]).plans
+    (kernel,) = (plan.kernel for plan in plans if plan.kernel.block_groups)
+    met = [s.number for s in kernel.body if isinstance(s, k.Section) and fold.meets(s)]
+    assert len(met) > 1
+    source = emit_cuda(kernel)
+    assert is_folded(source)
+    titles = re.findall(r"{  // loop (\d+):", source)
+    assert [int(n) for n in titles if int(n) in met] == met
 
 
 def test_few_equal_sections_stay_as_they_are() -> None:
