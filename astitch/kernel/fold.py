@@ -92,18 +92,18 @@ def _names(section: k.Section) -> set[str]:
     return {name for s in list_statements(section.body) for name in find_own_names(s)}
 
 
-def takes_one(section: k.Section) -> bool:
-    """Has a block at most one task of a section, and nothing to do in it otherwise?"""
-    last = section.body[-1] if section.body else None
-    return isinstance(last, k.TaskLoop) and last.once
-
-
 def meets(section: k.Section) -> bool:
     """Do blocks wait for others of their group in a section?  All blocks come by such sections in one order, the
     kernel's: else two could wait for each other."""
     return any(
         isinstance(s, k.Publish | k.Collect | k.Meeting) for s in list_statements(section.body)
     )
+
+
+def takes_one(section: k.Section) -> bool:
+    """Has a block at most one task of a section, and nothing to do or to wait for in it otherwise?"""
+    last = section.body[-1] if section.body else None
+    return isinstance(last, k.TaskLoop) and last.once and not meets(section)
 
 
 def count_tasks(section: k.Section) -> int:
