@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from astitch.attention.form import Attention, choose_precision, describe
+from astitch.attention.integers import find_scaled
 from astitch.attention.layers import find_layered
 from astitch.attention.operands import Tensor
 from astitch.device.gpu import Gpu
@@ -46,6 +47,7 @@ def choose_few(
     if attention.forward is None:
         return Stays()
     reader = attention.forward.product.name
+    attention = _read_integers(attention)
     k, v = (find_layered(graph, tensor, reader) for tensor in (attention.k, attention.v))
     layers = (k, v) if k and v and k.layer == v.layer else ()
     found = replace(attention, tiles=choose_precision(attention), layers=layers)
@@ -70,6 +72,17 @@ def choose_few(
         why = f"{plain_us:.0f} us are projected, and {us:.0f} us of a kernel of few queries"
         return Stays(why, is_choice=True)
     return replace(found, share=shape.share)
+
+
+def _read_integers(attention: Attention) -> Attention:
+    """With keys and values as the integers that they are computed from, if both are."""
+    if attention.q.dtype not in (DType.F16, DType.BF16):
+        return attention
+    found = [find_scaled(attention.rows, tensor) for tensor in (attention.k, attention.v)]
+    k, v = found
+    if k is None or v is None:
+        return attention
+    return replace(attention, k=k.tensor, v=v.tensor, scales=(k.scale, v.scale))
 
 
 def _why_not(graph: Graph, attention: Attention) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from astitch.attention.find import AMPERE, Search
 from astitch.attention.form import Attention
+from astitch.attention.integers import Scale
 from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
 from astitch.attention.results import Result, find_results
@@ -40,7 +41,7 @@ from astitch.graph.ir import (
     TupleType,
     Type,
 )
-from astitch.graph.ops.attention import ARRAYS, has_two_statistics
+from astitch.graph.ops.attention import ARRAYS, SCALES, has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
 from astitch.rewrite.product_weights import Layer
@@ -124,9 +125,12 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         share=attention.share,
     )
     arrays = at.add_arrays(attention, of_queries)
+    scales = [at.add_scale(origin, scale, of_keys) for scale in attention.scales]
+    arrays += zip(SCALES, (name for name, _ in scales), strict=False)
     if attention.layers:
         arrays.append(("layer", at.add_layer(origin, attention.layers[0].layer)))
-    attrs = replace(attrs, arrays=tuple(name for name, _ in arrays))
+    orders = tuple(order for _, order in scales)
+    attrs = replace(attrs, arrays=tuple(name for name, _ in arrays), scales=orders)
     if attention.masks or attention.comparisons:
         attrs = replace(attrs, low=softmax.low, low_first=softmax.low_first)
     types = tuple(nodes[name].array for name in (q, k, v))
@@ -257,6 +261,28 @@ class _Place:
         shape = tuple(prod(self._extent(p, features) for p in classes.parts[c]) for c in places)
         batch, heads, positions, last = (places.index(c) for c in range(4))
         value = self._reshape(origin, layered.array, (layered.layer.count, *shape))
+        return value, (batch, heads, positions, last)
+
+    def add_scale(self, origin: Node, scale: Scale | None, classes: Classes) -> tuple[str, Order]:
+        """(the scales of keys or values as an array of four dimensions, their order).
+
+        Batch, heads and positions are each there as a whole, or have extent 1.
+        """
+        if scale is None:
+            return self._splat(origin, 1.0, ArrayType(DType.F32, (1, 1, 1, 1))), (0, 1, 2, 3)
+        labels = tuple(map(self.rows.parts.resolve, scale.labels))
+        parts = [p for label in labels for p in label]
+        there = [c for c in range(3) if set(classes.parts[c]) & set(parts)]
+        there.sort(key=lambda c: min(parts.index(p) for p in classes.parts[c] if p in parts))
+        places = (*there, *(c for c in range(4) if c not in there))
+        held = [tuple(p for p in classes.parts[c] if p in parts) for c in there]
+        value = self._cut(origin, scale.node, labels)
+        value = self._turn(origin, value, labels, held)
+        whole = [p for c in there for p in classes.parts[c]]
+        value = self._repeat(origin, value, [p for c in held for p in c], whole, 1)
+        shape = [prod(self.rows.parts.extents[p] for p in classes.parts[c]) for c in there]
+        value = self._reshape(origin, value, (*shape, *(1,) * (4 - len(there))))
+        batch, heads, positions, last = (places.index(c) for c in range(4))
         return value, (batch, heads, positions, last)
 
     def add_layer(self, origin: Node, layer: Layer) -> str:

@@ -19,7 +19,7 @@ from astitch.graph.ir import (
     Order,
     TupleType,
 )
-from astitch.graph.ops.attention import COMPARISONS, split_operands
+from astitch.graph.ops.attention import COMPARISONS, SCALES, split_operands
 from astitch.hlo.tile_call import render_tile_call
 from astitch.tile.attention import (
     AttentionShape,
@@ -114,6 +114,11 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     named = list(zip(a.arrays, layouts, strict=True))
     compared = [(name, layout) for name, layout in named if name in COMPARISONS]
     by_name = dict(named)
+    given = [(name, array) for name, array in zip(a.arrays, arrays, strict=True) if name in SCALES]
+    scales = {
+        name: describe_layout(array, order)
+        for (name, array), order in zip(given, a.scales, strict=True)
+    }
     batch, heads, queries, _ = (q.shape[d] for d in a.q)
     _, groups, keys, _ = (k.shape[d] for d in a.k)
     o = list(q.shape)
@@ -149,6 +154,8 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         sums_bias=a.sums_bias,
         share=a.share,
         layers=layers,
+        k_scale=scales.get("k-scale"),
+        v_scale=scales.get("v-scale"),
     )
 
 

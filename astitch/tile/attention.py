@@ -66,6 +66,7 @@ class AttentionShape:
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
     layers: of k and v, of which an array says which one is read; 0: there is none of it.
+    k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position; these are integers then.
     precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,
     share: see AttentionAttrs.
     """
@@ -97,6 +98,8 @@ class AttentionShape:
     sums_bias: bool = False
     share: int = 0
     layers: int = 0
+    k_scale: Layout | None = None
+    v_scale: Layout | None = None
 
     @property
     def parts(self) -> int:
@@ -119,7 +122,8 @@ class AttentionShape:
     def arrays(self) -> tuple[Layout, ...]:
         """All, likewise."""
         layer = Layout(DType.S32, 1, (0, 0, 0, 0), 0) if self.layers else None
-        return (*self.of_scores, *(array for array in (self.sink, self.empty, layer) if array))
+        others = self.sink, self.empty, self.k_scale, self.v_scale, layer
+        return (*self.of_scores, *(array for array in others if array))
 
     @property
     def has_masks(self) -> bool:
@@ -269,17 +273,21 @@ class _Kernel:
 
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
-            k = self._load(_K, s.k, batch, group, columns, s.keys, layer)
+            k = self._load_wide(_K, s.k, batch, group, columns, layer)
             seen = self._look(batch, head, rows, columns)
-            scores = self._score(self._multiply(q, b.transpose(k)), seen)[0]
+            products = self._multiply(q, b.transpose(k))
+            products = self._scale(products, 0, batch, group, columns)
+            scores = self._score(products, seen)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
             base = new
             if s.window or s.bias:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = self._raise(scores - base.column()), self._raise(most - base)
-            v = self._load(_V, s.v, batch, group, columns, s.keys, layer)
-            o = self._multiply(self._drop(p, seen.drop), v, o * shrink.column())
+            v = self._load_wide(_V, s.v, batch, group, columns, layer)
+            weights = self._drop(p, seen.drop)
+            weights = self._scale(weights, 1, batch, group, columns)
+            o = self._multiply(weights, v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 
         start = (*self._sink(batch, head, rows), b.full((t.queries, self.value_width), 0.0))
@@ -640,6 +648,39 @@ class _Kernel:
         if layer is not None:
             offsets = offsets + layer * (layout.size // self.shape.layers)
         return self.b.load(parameter, layout.dtype, offsets, mask)
+
+    def _load_wide(
+        self,
+        parameter: int,
+        layout: Layout,
+        batch: Tile,
+        group: Tile,
+        columns: Tile,
+        layer: Tile | None,
+    ) -> Tile:
+        """Keys or values, integers in the type of q."""
+        loaded = self._load(parameter, layout, batch, group, columns, self.shape.keys, layer)
+        return loaded if layout.dtype.is_float else self.b.widen_byte(loaded, self.shape.q.dtype)
+
+    def _scale(self, x: Tile, which: int, batch: Tile, group: Tile, columns: Tile) -> Tile:
+        """[queries, keys] times the scale of each key (0) or value (1)."""
+        b, s = self.b, self.shape
+        scales = s.k_scale, s.v_scale
+        scale = scales[which]
+        if scale is None:
+            return x
+        behind = bool(s.layers) + sum(1 for other in scales[which:] if other)
+        parameter = self.first_array + len(s.arrays) - behind
+        of_batch, of_head, of_position, _ = scale.strides
+        first = batch * of_batch + group * of_head
+        inside = None
+        if of_position:
+            inside = self._inside(columns, s.keys, columns.shape[0])
+            first = first + columns * of_position
+        else:
+            first = b.broadcast(first, columns.shape)
+        factors = b.convert(b.load(parameter, scale.dtype, first, inside), DType.F32)
+        return x * factors.row()
 
     def _store(
         self,

@@ -152,3 +152,40 @@ def make(
     shape = (BATCH, KEYS, heads, FEATURES)
     q = draw((BATCH, HEADS, FEATURES), 0, dtype)
     return [q, draw(shape, 1, dtype), draw(shape, 2, dtype), np.array(lengths, np.int32)]
+
+
+# ---- caches of 8 bits ------------------------------------------------------------------------------------------------
+
+
+def scaled_in_16_bits(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of caches of 8 bits, (integers, scales), a scale for each key and head."""
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) * s[..., None].astype(q.dtype) for n, s in (k, v))
+        return function(q, *wide, length)
+
+    return attend
+
+
+def scaled_in_f32(function: Callable[..., Any]) -> Callable[..., Any]:
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = ((s[..., None] * n.astype(jnp.float32)).astype(q.dtype) for n, s in (k, v))
+        return function(q, *wide, length)
+
+    return attend
+
+
+def make_integers(
+    heads: int, scales: tuple[int, ...] | None = None, dtype: np.dtype = BF16
+) -> list[Any]:
+    """q in bf16, (integers, scales) of keys and of values, lengths.  scales: their shape, one for each position and
+    head where None."""
+    q, *_, lengths = make(BF16)
+
+    def make_one(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        numbers = rng.integers(-127, 128, (BATCH, KEYS, heads, FEATURES)).astype(np.int8)
+        shape = (BATCH, KEYS, heads) if scales is None else scales
+        return numbers, rng.uniform(0.005, 0.03, shape).astype(dtype)
+
+    return [q, make_one(1), make_one(2), lengths]

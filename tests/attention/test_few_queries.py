@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from astitch.attention import few
 from astitch.attention.fuse import fuse_attention
@@ -38,8 +39,11 @@ from tests.attention.few_spellings import (
     draw,
     heads_first,
     make,
+    make_integers,
     one_head_each,
     repeated,
+    scaled_in_16_bits,
+    scaled_in_f32,
     shared,
     softmax,
     without_a_mask,
@@ -66,12 +70,13 @@ def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph,
 
 
 def check(
-    function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float, count: int = 1
+    function: Callable[..., Any], arrays: list[Any], tolerance: float, count: int = 1
 ) -> Graph:
     graph, fused = fuse(function, arrays)
     found = [n.attrs for n in fused if isinstance(n.attrs, AttentionAttrs)]
     assert len(found) == count and all(attrs.share for attrs in found)
     assert not any(node.op == "dot" for node in fused)
+    arrays = jax.tree.leaves(arrays)
     wanted = run_graph(graph, arrays)
     names = [node.name for node in fused if not node.is_parameter]
     with recorded():
@@ -93,6 +98,97 @@ def test_every_spelling_is_found(name: str, dtype: np.dtype) -> None:
     function = SPELLINGS[name]
     arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS))
     check(function, arrays, 3e-3 if dtype == F32 else 2e-2)
+
+
+@pytest.mark.parametrize("scaled", [scaled_in_16_bits, scaled_in_f32])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_caches_of_8_bits_are_read_as_they_lie(name: str, scaled: Callable[..., Any]) -> None:
+    function = SPELLINGS[name]
+    dtype = F32 if scaled is scaled_in_f32 else BF16
+    arrays = make_integers(OF_GROUPS.get(function, HEADS), dtype=dtype)
+    assert read_types(check(scaled(function), arrays, 2e-2)) == ("s8", "s8")
+
+
+def read_types(fused: Graph) -> tuple[str, ...]:
+    """Of the keys and values that attention reads."""
+    (node,) = (n for n in fused if isinstance(n.attrs, AttentionAttrs))
+    return tuple(fused[name].dtype.value for name in node.operands[1:3])
+
+
+SCALES: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
+    "with a dimension of features": ((BATCH, KEYS, GROUPS, 1), lambda s: s),
+    "heads first": ((BATCH, GROUPS, KEYS), lambda s: jnp.swapaxes(s, 1, 2)[..., None]),
+    "of positions": ((BATCH, KEYS), lambda s: s[:, :, None, None]),
+    "of heads": ((GROUPS,), lambda s: s[:, None]),
+    "one": ((), lambda s: s),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_may_be_shared(name: str) -> None:
+    shape, widen = SCALES[name]
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) * widen(s) for n, s in (k, v))
+        return shared(q, *wide, length)
+
+    fused = check(attend, make_integers(GROUPS, shape), 2e-2)
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_a_layer_of_caches_of_8_bits_is_read_where_it_lies() -> None:
+    def of_layer(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+        rows = [[lax.dynamic_index_in_dim(x, number, 0, False) for x in of] for of in (ks, vs)]
+        return scaled_in_16_bits(shared)(q, *rows, length)
+
+    q, *pairs, length = make_integers(GROUPS)
+    stacks = [tuple(np.stack([x, x[::-1], x]) for x in pair) for pair in pairs]
+    fused = check(of_layer, [q, *stacks, length, np.int32(1)], 2e-2)
+    (attention,) = [node for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert attention.attrs.arrays[-3:] == ("k-scale", "v-scale", "layer")
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_integers_may_have_no_scale() -> None:
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) for n, _ in (k, v))
+        return shared(q * jnp.asarray(0.01, q.dtype), *wide, length)
+
+    assert read_types(check(attend, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
+
+
+@pytest.mark.parametrize("kind", ["features", "f32"])
+def test_what_is_scaled_otherwise_stays(kind: str) -> None:
+    """A scale for each feature belongs to q, and products of f32 read f32."""
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) * s for n, s in (k, v))
+        return shared(q, *wide, length)
+
+    shape = (FEATURES,) if kind == "features" else ()
+    q, k, v, lengths = make_integers(GROUPS, shape, F32 if kind == "f32" else BF16)
+    left: list[str] = []
+    arrays = [q.astype(F32) if kind == "f32" else q, k, v, lengths]
+    graph = simplify(import_hlo(lower(attend, *arrays, keep_unused=True)))
+    assert fuse_attention(graph, GPU, left=left) is graph
+    assert "would be written to memory first" in left[0]
+
+
+def test_a_row_is_written_into_caches_of_8_bits() -> None:
+    def step(q: Any, k: Any, v: Any, length: Any) -> Any:
+        at = (0, length[0], 0)
+        rows = [
+            (
+                lax.dynamic_update_slice(
+                    n, jnp.ones((BATCH, 1, GROUPS, FEATURES), n.dtype), (*at, 0)
+                ),
+                lax.dynamic_update_slice(s, jnp.ones((BATCH, 1, GROUPS), s.dtype), at),
+            )
+            for n, s in (k, v)
+        ]
+        return scaled_in_16_bits(shared)(q, *rows, length), rows
+
+    assert read_types(check(step, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
 
 
 def test_blocks_that_are_enough_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 | drop | conditions or numbers | probabilities are multiplied by it and by the gain, as dropout does |
 | sink | f32, one column | a score more for each row, which no value belongs to |
 | empty | conditions, of a head of k | has one a row without a score? of gradients of a band with masks |
+| k-scale, v-scale | numbers | keys or values are integers of 8 bits, times these |
 | layer | a number, s32 | k and v are [layers, ...], and this one is read; bounded as the start of a dynamic-slice |
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
@@ -71,8 +72,13 @@ COMPARISONS: Mapping[str, np.ufunc] = {
     "GE": np.greater_equal,
 }
 
-ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", "layer")
+SCALES = ("k-scale", "v-scale")
+
+ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", *SCALES, "layer")
 """In the order in which operands have them."""
+
+SEVERAL = ("mask", *COMPARISONS)
+"""Those of which there may be more than one."""
 
 COMPARED = (DType.S32, DType.F32)
 """The types of numbers that are compared."""
@@ -87,6 +93,10 @@ def split_operands(node: Node, operands: Sequence[T]) -> tuple[list[T], list[T]]
 def has_two_statistics(a: AttentionAttrs) -> bool:
     """Are the largest score of a row and the logarithm of its sum kept apart?"""
     return bool(a.tiles) and "bias" in a.arrays
+
+
+def _in_order(array: ArrayType, order: Order) -> ArrayType:
+    return ArrayType(array.dtype, _extents(array, order))
 
 
 def _infer_attention(node: Node, operands: Sequence[Type]) -> Type:
@@ -130,8 +140,10 @@ def _check(
         require_operands(k.rank == v.rank == 5 and k.shape[0] == v.shape[0], "no layers of k and v")
         require(a.tiles != "" and node.op == "attention", "a layer of keys")
         k, v = (ArrayType(x.dtype, x.shape[1:]) for x in (k, v))
-    for array, order in ((q, a.q), (k, a.k), (v, a.v)):
-        require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
+    narrow = DType.S8, DType.U8
+    for array, order, scale in ((q, a.q, ""), (k, a.k, "k-scale"), (v, a.v, "v-scale")):
+        fits = array.dtype in narrow if scale in a.arrays else array.dtype is q.dtype
+        require_operands(array.rank == 4 and fits, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
     require((a.gain > 0) == ("drop" in a.arrays), f"a gain of {a.gain} with {a.arrays}")
     require(a.cap == 0 or (a.cap > 0 and a.tiles != ""), f"a cap of {a.cap}")
@@ -139,7 +151,7 @@ def _check(
     require(
         all(name in ARRAYS for name in a.arrays)
         and list(a.arrays) == sorted(a.arrays, key=ARRAYS.index)
-        and all(a.arrays.count(name) <= 1 for name in ("bias", "drop", "sink", "empty", "layer"))
+        and all(a.arrays.count(name) <= 1 for name in ARRAYS if name not in SEVERAL)
         and all(a.arrays.count(name) % 2 == 0 for name in COMPARISONS),
         f"no attention has the arrays {a.arrays}",
     )
@@ -150,6 +162,11 @@ def _check(
             a.share > 0 and a.tiles != "" and not a.causal and not beside and node.op == "attention"
         ),
         f"parts of {a.share} keys",
+    )
+    scaled = [name for name in a.arrays if name in SCALES]
+    require(
+        len(scaled) == len(a.scales) and (not scaled or a.share > 0),
+        f"orders of {scaled} are given",
     )
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
     require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
@@ -167,8 +184,11 @@ def _check(
             left.dtype is right.dtype and left.dtype in COMPARED and left.shape[3] == 1,
             f"{left} and {right} are not compared",
         )
+    orders = iter(a.scales)
     for name, array in zip(a.arrays, arrays, strict=True):
         wanted = (batch, heads, positions, keys)
+        if name in SCALES:
+            wanted, array = (batch, groups, keys, 1), _in_order(array, next(orders))
         if name == "sink":
             wanted = (batch, heads, positions, 1)
         if name == "empty":
@@ -295,6 +315,16 @@ def _read_operands(a: AttentionAttrs, operands: Sequence[Array]) -> list[Array]:
     return [_canonical(x, order, heads) for x, order in zip(operands, orders, strict=False)]
 
 
+def _scale(x: Array, a: AttentionAttrs, arrays: Sequence[Array], name: str) -> Array:
+    """Keys or values times their scales, if they have any."""
+    if name not in a.arrays:
+        return x
+    order = a.scales[-1 if name == SCALES[-1] else 0]
+    scales = arrays[a.arrays.index(name)].astype(np.float64).transpose(order)
+    many = x.shape[1] // scales.shape[1] if scales.shape[1] > 1 else 1
+    return x * np.repeat(scales, many, axis=1)
+
+
 def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
@@ -303,6 +333,7 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
         number = arrays[a.arrays.index("layer")].item()
         given[1:] = [x[min(max(number, 0), len(x) - 1)] for x in given[1:]]
     q, k, v = _read_operands(a, given)
+    k, v = (_scale(x, a, arrays, name) for x, name in zip((k, v), SCALES, strict=True))
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
     scores = _scores(q, k, a, rows)
     _, most, total = _softmax(scores, rows.sink)
