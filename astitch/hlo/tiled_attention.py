@@ -22,15 +22,17 @@ from astitch.graph.ir import (
 from astitch.graph.ops.attention import COMPARISONS, SCALES, split_operands
 from astitch.hlo.tile_call import render_tile_call
 from astitch.tile.attention import (
-    AttentionShape,
-    Comparison,
-    Layout,
     write_forward,
     write_forward_of_parts,
     write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
     write_join,
+)
+from astitch.tile.attention_shape import (
+    AttentionShape,
+    Comparison,
+    Layout,
 )
 from astitch.tile.few_queries import choose_tiling
 from astitch.tile.program import TileProgram

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DType
-from astitch.tile.attention import LEAST_EXTENT, AttentionShape, Tiling, count_tiles, pad_extent
+from astitch.tile.attention_shape import (
+    LEAST_EXTENT,
+    AttentionShape,
+    Tiling,
+    count_tiles,
+    pad_extent,
+)
 
 MOST_QUERIES = 4 * LEAST_EXTENT
 """Of one tile.  More than 16 were timed in whole programs alone."""
