@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from astitch.attention.early_scales import find_late_scales, list_changed, scale_early
 from astitch.attention.find import AMPERE, Search
 from astitch.attention.form import Attention
 from astitch.attention.integers import Scale
@@ -69,14 +70,20 @@ def fuse_attention(
     if gpu.compute_capability < AMPERE:
         return graph
     sums = find_products(graph)
-    given = write_products(graph, sums)
+    plain = write_products(graph, sums)
+    late = find_late_scales(plain)
+    given = scale_early(plain, late)
+    of_late = {moved.product for moved in late}
     restored = {name: found.product.name for name, found in sums.items()}
     names = {product: name for name, product in restored.items()}
     search = Search(given, gpu, in_order=in_order, told=told, names=names)
     found = []
     for attention in search.run():
         origin = attention.rows.product.name
-        known = {*attention.products, origin, f"{origin}.attention"}
+        products = {*attention.products, origin}
+        known = {*products, f"{origin}.attention"}
+        if products & of_late and not attention.scales:
+            continue
         if told.covers("leave-attention", known | {names[n] for n in known if n in names}):
             search.left.append(f"attention of %{origin}: a directive leaves it as it is")
         else:
@@ -91,6 +98,7 @@ def fuse_attention(
     }
     # What else was a sum stays one.
     nodes |= {name: graph[name] for name, product in restored.items() if product not in taken}
+    nodes |= {name: plain[name] for name, product in list_changed(late) if product not in taken}
     for attention in found:
         for product in sorted(attention.products):
             if log:

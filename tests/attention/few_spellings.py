@@ -175,6 +175,51 @@ def scaled_in_f32(function: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
+def scaled_late(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """Scales of keys belong to scores, those of values to probabilities."""
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    of_k, of_v = (jnp.swapaxes(s, 1, 2)[:, :, None] for _, s in (k, v))
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k[0].astype(q.dtype)) * SCALE * of_k
+    p = softmax(jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9), q.dtype)
+    return jnp.einsum("bgrt,btgd->bgrd", p * of_v, v[0].astype(q.dtype))
+
+
+def scaled_late_in_f32(q: Any, k: Any, v: Any, length: Any) -> Any:
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    of_k, of_v = (jnp.swapaxes(s.astype(jnp.float32), 1, 2)[:, :, None] for _, s in (k, v))
+    whole = {"preferred_element_type": jnp.float32}
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k[0].astype(q.dtype), **whole) * of_k
+    scores = jnp.where(jnp.arange(KEYS) <= length[0], scores * SCALE, -jnp.inf)
+    p = (jax.nn.softmax(scores, -1) * of_v).astype(q.dtype)
+    return jnp.einsum("bgrt,btgd->bgrd", p, v[0].astype(q.dtype), **whole).astype(q.dtype)
+
+
+def scaled_late_by_keys(q: Any, k: Any, v: Any, length: Any) -> Any:
+    """Scores lie keys first, and each head has its own keys."""
+    scores = jnp.einsum("bhd,bthd->bth", q, k[0].astype(q.dtype)) * k[1] * SCALE
+    seen = jnp.arange(KEYS)[None, :, None] <= length[:, None, None]
+    scores = jnp.where(seen, scores.astype(jnp.float32), -1e30)
+    p = jax.nn.softmax(scores, 1).astype(q.dtype) * v[1]
+    return jnp.einsum("bth,bthd->bhd", p, v[0].astype(q.dtype))
+
+
+def scaled_early_and_late(q: Any, k: Any, v: Any, length: Any) -> Any:
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    wide = k[0].astype(q.dtype) * k[1][..., None]
+    p = softmax(jnp.einsum("bgrd,btgd->bgrt", of_groups, wide) * SCALE, q.dtype)
+    of_v = jnp.swapaxes(v[1], 1, 2)[:, :, None]
+    return jnp.einsum("bgrt,btgd->bgrd", p * of_v, v[0].astype(q.dtype))
+
+
+LATE = {
+    scaled_late: GROUPS,
+    scaled_late_in_f32: GROUPS,
+    scaled_late_by_keys: HEADS,
+    scaled_early_and_late: GROUPS,
+}
+"""The heads of keys of each."""
+
+
 def make_integers(
     heads: int, scales: tuple[int, ...] | None = None, dtype: np.dtype = BF16
 ) -> list[Any]:

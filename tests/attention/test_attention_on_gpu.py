@@ -22,6 +22,7 @@ from astitch.rewrite import sums_as_products
 from tests.attention.few_spellings import (
     BF16,
     F32,
+    LATE,
     OF_GROUPS,
     SPELLINGS,
     make,
@@ -185,7 +186,13 @@ def test_few_queries_are_as_near_as_xla_s(
     assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
+CACHES: dict[str, Callable[..., Any]] = {
+    **{name: scaled_in_16_bits(function) for name, function in SPELLINGS.items()},
+    **{function.__name__: function for function in LATE},
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
 def test_caches_of_8_bits_are_as_near_as_xla_s(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -193,8 +200,8 @@ def test_caches_of_8_bits_are_as_near_as_xla_s(
     monkeypatch.setattr(few, "LEAST_BYTES", 1)
     monkeypatch.setattr(sums_as_products, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
-    function = SPELLINGS[name]
-    arrays = make_integers(OF_GROUPS.get(function, HEADS_OF_FEW))
-    before, after, calls = measure_errors(scaled_in_16_bits(function), arrays)
+    function = CACHES[name]
+    arrays = make_integers(LATE.get(function) or OF_GROUPS.get(SPELLINGS[name], HEADS_OF_FEW))
+    before, after, calls = measure_errors(function, arrays)
     assert calls == 2
     assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)

@@ -32,6 +32,7 @@ from tests.attention.few_spellings import (
     GROUPS,
     HEADS,
     KEYS,
+    LATE,
     OF_GROUPS,
     SCALE,
     SPELLINGS,
@@ -44,6 +45,7 @@ from tests.attention.few_spellings import (
     repeated,
     scaled_in_16_bits,
     scaled_in_f32,
+    scaled_late_by_keys,
     shared,
     softmax,
     without_a_mask,
@@ -113,6 +115,41 @@ def read_types(fused: Graph) -> tuple[str, ...]:
     """Of the keys and values that attention reads."""
     (node,) = (n for n in fused if isinstance(n.attrs, AttentionAttrs))
     return tuple(fused[name].dtype.value for name in node.operands[1:3])
+
+
+@pytest.mark.parametrize("attend", LATE)
+def test_scales_may_stand_behind_the_products(attend: Callable[..., Any]) -> None:
+    assert read_types(check(attend, make_integers(LATE[attend]), 2e-2)) == ("s8", "s8")
+
+
+@pytest.mark.parametrize("attend", LATE)
+def test_late_scales_of_what_is_no_attention_stay(
+    attend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: 0.0)
+    arrays = make_integers(LATE[attend])
+    graph = simplify(import_hlo(lower(attend, *arrays, keep_unused=True)))
+    assert fuse_attention(graph, GPU) is graph
+
+
+def test_late_scales_stay_beside_attention_that_is_taken() -> None:
+    """Of two attentions one has scales that differ from query to query, which belong to no key."""
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        other = jnp.einsum("bhd,bthd->bht", q, k[0].astype(q.dtype)) * jnp.swapaxes(k[1], 1, 2)
+        p = softmax(other * length[:, None, None].astype(q.dtype), q.dtype)
+        return scaled_late_by_keys(q, k, v, length), jnp.einsum(
+            "bht,bthd->bhd", p * p, v[0].astype(q.dtype)
+        )
+
+    q, k, v, lengths = make_integers(HEADS)
+    graph = simplify(import_hlo(lower(attend, q, k, v, lengths, keep_unused=True)))
+    fused = simplify(check_graph(fuse_attention(graph, GPU)))
+    assert read_types(fused) == ("s8", "s8")
+    given = jax.tree.leaves([q, k, v, lengths])
+    for found, expected in zip(run_graph(fused, given), run_graph(graph, given), strict=True):
+        x, y = found.astype(np.float64), expected.astype(np.float64)
+        assert np.linalg.norm(x - y) <= 2e-2 * np.linalg.norm(y)
 
 
 SCALES: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
