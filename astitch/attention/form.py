@@ -12,6 +12,7 @@ from astitch.attention.integers import Scale
 from astitch.attention.layers import Layered
 from astitch.attention.layout import Split, count_added
 from astitch.attention.operands import Reader, Tensor, count_features, find_repeated
+from astitch.attention.pages import Pages
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import NONE, Gradient, Mask, SinkGradient, Softmax
 from astitch.graph.ir import DotAttrs, DType, Graph
@@ -33,6 +34,7 @@ class Attention:
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
     share: see AttentionAttrs.  layers: of k and v, where both are the same layer of an array each; else none.
+    pages: of k and v, where tables find both; else none.
     scales: of k and v, where both are integers, or None for one that has none; else nothing.
     gradient: how the program computes that of the scores.
     sinks, bias_sums: the nodes that give that of a sink for each row, and of a bias.
@@ -60,6 +62,7 @@ class Attention:
     share: int = 0
     layers: tuple[Layered, ...] = ()
     scales: tuple[Scale | None, ...] = ()
+    pages: tuple[Pages, ...] = ()
 
     @property
     def added(self) -> list[Source]:

@@ -6,22 +6,28 @@ memory first.  A scale that all features of a row share goes behind the product:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from astitch.attention.operands import FEATURES, Tensor, find_repeated, labels_before, peel
 from astitch.attention.rows import Label, RowFunctions, Source
-from astitch.graph.ir import DType, Node
+from astitch.graph.ir import DType, Graph, Node
 from astitch.graph.ops import OPS
+from astitch.rewrite.draft import read_splat
 
 INTEGERS = (DType.S8, DType.U8)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """node: numbers that all features share.  labels: the parts of its dimensions; none of one that does not vary."""
+    """node: numbers that all features share.  labels: the parts of its dimensions; none of one that does not vary.
+
+    fills: these are conditions: 1 where they hold, else NaN, as a gather gives what is not there.
+    """
 
     node: Node
     labels: tuple[Label, ...]
+    fills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,11 @@ class Scaled:
 
     tensor: Tensor
     scale: Scale | None
+
+
+def _is_nan(graph: Graph, name: str) -> bool:
+    number = read_splat(graph, name)
+    return number is not None and math.isnan(number)
 
 
 def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
@@ -54,6 +65,11 @@ def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
                     break
             else:
                 return None
+        elif node.op == "select" and scale is None and _is_nan(graph, node.operands[2]):
+            there = find_repeated(rows, Source(node.operands[0], labels))
+            if FEATURES in there[1]:
+                return None
+            return Scaled(peel(rows, node.operands[1], labels), Scale(*there, fills=True))
         else:
             moved = labels_before(graph, rows.parts, node, labels)
             if moved is None:

@@ -525,6 +525,7 @@ class AttentionAttrs:
     share: of few queries (tile/few_queries.py): a block has so many keys, and another kernel joins what blocks give;
         0: of many.
     scales: how the dimensions of k-scale and v-scale are ordered.
+    page: positions of a page, which tables find; 0: there are none.
     """
 
     scale: float
@@ -543,6 +544,7 @@ class AttentionAttrs:
     sums_bias: bool = False
     share: int = 0
     scales: tuple[Order, ...] = ()
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)

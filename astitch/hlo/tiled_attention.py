@@ -123,6 +123,8 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     }
     batch, heads, queries, _ = (q.shape[d] for d in a.q)
     _, groups, keys, _ = (k.shape[d] for d in a.k)
+    if a.page:
+        keys = a.page * arrays[a.arrays.index("k-pages")].shape[3]
     o = list(q.shape)
     o[a.q[3]] = v.shape[a.v[3]]
     return AttentionShape(
@@ -158,6 +160,10 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         layers=layers,
         k_scale=scales.get("k-scale"),
         v_scale=scales.get("v-scale"),
+        page=a.page,
+        page_counts=(k.shape[a.k[0]], v.shape[a.v[0]]) if a.page else (0, 0),
+        k_pages=by_name.get("k-pages"),
+        v_pages=by_name.get("v-pages"),
     )
 
 

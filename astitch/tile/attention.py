@@ -20,7 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astitch.graph.ir import DType
-from astitch.tile.attention_shape import AttentionShape, Layout, Tiling, count_tiles, pad_extent
+from astitch.tile.attention_shape import (
+    OTHERS,
+    AttentionShape,
+    Layout,
+    Tiling,
+    count_tiles,
+    pad_extent,
+)
 from astitch.tile.program import Builder, Parameter, Tile, TileProgram
 
 LOG2_E = math.log2(math.e)
@@ -164,7 +171,11 @@ class _Arrays:
         """(offsets of [positions, features], which of them are in the array)."""
         b, (of_batch, of_head, of_position, of_feature) = self.b, layout.strides
         features = b.range(pad_extent(layout.features))
-        offsets = batch * of_batch + head * of_head + numbers.column() * of_position
+        if batch.shape:  # the page of each position
+            own = batch * of_batch + numbers % self.shape.page * of_position
+            offsets = own.column() + head * of_head
+        else:
+            offsets = batch * of_batch + head * of_head + numbers.column() * of_position
         offsets = offsets + features.row() * of_feature
         inside = self._inside(numbers, limit, numbers.shape[0])
         mask = inside.column() if inside is not None else None
@@ -197,38 +208,49 @@ class _Arrays:
             offsets = offsets + layer * (layout.size // self.shape.layers)
         return self.b.load(parameter, layout.dtype, offsets, mask)
 
-    def _load_wide(
-        self,
-        parameter: int,
-        layout: Layout,
-        batch: Tile,
-        group: Tile,
-        columns: Tile,
-        layer: Tile | None,
+    def _load_keys(
+        self, parameter: int, batch: Tile, group: Tile, columns: Tile, layer: Tile | None
     ) -> Tile:
-        """Keys or values, integers in the type of q."""
-        loaded = self._load(parameter, layout, batch, group, columns, self.shape.keys, layer)
-        return loaded if layout.dtype.is_float else self.b.widen_byte(loaded, self.shape.q.dtype)
-
-    def _scale(self, x: Tile, which: int, batch: Tile, group: Tile, columns: Tile) -> Tile:
-        """[queries, keys] times the scale of each key (0) or value (1)."""
+        """Keys or values, in the type of q."""
         b, s = self.b, self.shape
-        scales = s.k_scale, s.v_scale
-        scale = scales[which]
-        if scale is None:
-            return x
-        behind = bool(s.layers) + sum(1 for other in scales[which:] if other)
-        parameter = self.first_array + len(s.arrays) - behind
-        of_batch, of_head, of_position, _ = scale.strides
-        first = batch * of_batch + group * of_head
-        inside = None
-        if of_position:
-            inside = self._inside(columns, s.keys, columns.shape[0])
-            first = first + columns * of_position
+        layout, table = ((s.k, "k_pages"), (s.v, "v_pages"))[parameter - _K]
+        if s.page:
+            pages = self._load_of_keys(table, batch, batch, columns / s.page, columns)
+            last = s.page_counts[parameter - _K] - 1
+            pages = b.maximum(b.minimum(pages, b.scalar(last)), 0)
         else:
-            first = b.broadcast(first, columns.shape)
-        factors = b.convert(b.load(parameter, scale.dtype, first, inside), DType.F32)
-        return x * factors.row()
+            pages = batch
+        loaded = self._load(parameter, layout, pages, group, columns, s.keys, layer)
+        return loaded if layout.dtype.is_float else b.widen_byte(loaded, s.q.dtype)
+
+    def _load_of_keys(
+        self, name: str, batch: Tile, group: Tile, places: Tile, columns: Tile
+    ) -> Tile:
+        """A number for each key.  places: where those of the columns stand."""
+        b, s = self.b, self.shape
+        layout = getattr(s, name)
+        of_batch, of_head, *of_places = layout.strides
+        step = max(of_places)
+        offsets = batch * of_batch + group * of_head
+        if not step:
+            return b.load(
+                self._find_parameter(name), layout.dtype, b.broadcast(offsets, columns.shape)
+            )
+        inside = self._inside(columns, s.keys, columns.shape[0])
+        return b.load(self._find_parameter(name), layout.dtype, offsets + places * step, inside)
+
+    def _find_parameter(self, name: str) -> int:
+        """Of an array that is not of scores."""
+        before = OTHERS[: OTHERS.index(name)]
+        given = sum(1 for other in before if getattr(self.shape, other) is not None)
+        return self.first_array + len(self.shape.of_scores) + given
+
+    def _scale(self, x: Tile, name: str, batch: Tile, group: Tile, columns: Tile) -> Tile:
+        """[queries, keys] times the scale of each key or value, if there is one."""
+        if getattr(self.shape, name) is None:
+            return x
+        scales = self._load_of_keys(name, batch, group, columns, columns)
+        return x * self.b.convert(scales, DType.F32).row()
 
     def _store(
         self,
@@ -313,10 +335,10 @@ class _Kernel(_Arrays):
 
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
-            k = self._load_wide(_K, s.k, batch, group, columns, layer)
+            k = self._load_keys(_K, batch, group, columns, layer)
             seen = self._look(batch, head, rows, columns)
             products = self._multiply(q, b.transpose(k))
-            products = self._scale(products, 0, batch, group, columns)
+            products = self._scale(products, "k_scale", batch, group, columns)
             scores = self._score(products, seen)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
@@ -324,9 +346,9 @@ class _Kernel(_Arrays):
             if s.window or s.bias:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = self._raise(scores - base.column()), self._raise(most - base)
-            v = self._load_wide(_V, s.v, batch, group, columns, layer)
+            v = self._load_keys(_V, batch, group, columns, layer)
             weights = self._drop(p, seen.drop)
-            weights = self._scale(weights, 1, batch, group, columns)
+            weights = self._scale(weights, "v_scale", batch, group, columns)
             o = self._multiply(weights, v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 

@@ -24,6 +24,10 @@ class Layout:
     features: int
 
 
+OTHERS = ("sink", "empty", "k_scale", "v_scale", "k_pages", "v_pages")
+"""The arrays of AttentionShape that are not of scores, in the order in which kernels have them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A score is kept where left compares so with right.  direction: EQ, NE, LT, LE, GT or GE.
@@ -44,6 +48,8 @@ class AttentionShape:
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
     layers: of k and v, of which an array says which one is read; 0: there is none of it.
     k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position; these are integers then.
+    page: positions of a page; 0: there are none.  k_pages, v_pages: tables by batch and page of a sequence; k and v are
+        pages then, which they have in the place of batches, so many (page_counts).
     precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,
     share: see AttentionAttrs.
     """
@@ -77,6 +83,10 @@ class AttentionShape:
     layers: int = 0
     k_scale: Layout | None = None
     v_scale: Layout | None = None
+    page: int = 0
+    page_counts: tuple[int, int] = (0, 0)
+    k_pages: Layout | None = None
+    v_pages: Layout | None = None
 
     @property
     def parts(self) -> int:
@@ -99,8 +109,8 @@ class AttentionShape:
     def arrays(self) -> tuple[Layout, ...]:
         """All, likewise."""
         layer = Layout(DType.S32, 1, (0, 0, 0, 0), 0) if self.layers else None
-        others = self.sink, self.empty, self.k_scale, self.v_scale, layer
-        return (*self.of_scores, *(array for array in others if array))
+        others = [getattr(self, name) for name in OTHERS]
+        return (*self.of_scores, *(array for array in (*others, layer) if array))
 
     @property
     def has_masks(self) -> bool:

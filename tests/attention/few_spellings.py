@@ -211,6 +211,90 @@ def scaled_early_and_late(q: Any, k: Any, v: Any, length: Any) -> Any:
     return jnp.einsum("bgrt,btgd->bgrd", p * of_v, v[0].astype(q.dtype))
 
 
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+PAGE, PAGES = 8, 100
+"""Positions of a page, and how many there are."""
+
+
+def attend_to_groups(q: Any, k: Any, v: Any, length: Any) -> Any:
+    of_groups = q.reshape(BATCH, GROUPS, HEADS // GROUPS, FEATURES)
+    scores = jnp.einsum("bgrd,btgd->bgrt", of_groups, k) * SCALE
+    p = softmax(jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9), q.dtype)
+    return jnp.einsum("bgrt,btgd->bgrd", p, v)
+
+
+def gather_pages(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    """A number behind the last page means that one."""
+    shape = BATCH, KEYS, GROUPS, FEATURES
+    return attend_to_groups(
+        q, *(x.at[table].get(mode="clip").reshape(shape) for x in (k, v)), length
+    )
+
+
+def gather_by_default(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    shape = BATCH, KEYS, GROUPS, FEATURES
+    return attend_to_groups(q, k[table].reshape(shape), v[table].reshape(shape), length)
+
+
+def take_pages(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    """NaN where there is no such page."""
+    shape = BATCH, KEYS, GROUPS, FEATURES
+    return attend_to_groups(q, *(jnp.take(x, table, axis=0).reshape(shape) for x in (k, v)), length)
+
+
+def pages_of_heads(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    """[heads, pages, positions, features]."""
+    found = (jnp.take(x, table, axis=1, mode="clip").transpose(1, 2, 3, 0, 4) for x in (k, v))
+    shape = BATCH, KEYS, GROUPS, FEATURES
+    return attend_to_groups(q, *(x.reshape(shape) for x in found), length)
+
+
+def pages_under_vmap(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    def one(q: Any, table: Any, n: Any) -> Any:
+        found = (x.at[table].get(mode="clip").reshape(KEYS, GROUPS, FEATURES) for x in (k, v))
+        own_k, own_v = found
+        scores = jnp.einsum("grd,tgd->grt", q.reshape(GROUPS, -1, FEATURES), own_k) * SCALE
+        p = softmax(jnp.where(jnp.arange(KEYS) <= n, scores, -1e9), q.dtype)
+        return jnp.einsum("grt,tgd->grd", p, own_v)
+
+    return jax.vmap(one)(q, table, length)
+
+
+def positions_one_by_one(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    """Pages of one position."""
+    return attend_to_groups(q, *(x.at[table].get(mode="clip") for x in (k, v)), length)
+
+
+def pages_of_one_head(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+    k, v = (x.at[table].get(mode="clip").reshape(BATCH, KEYS, FEATURES) for x in (k, v))
+    scores = jnp.einsum("bhd,btd->bht", q, k) * SCALE
+    p = softmax(jnp.where(jnp.arange(KEYS) <= length[0], scores, -1e9), q.dtype)
+    return jnp.einsum("bht,btd->bhd", p, v)
+
+
+PAGED: dict[Callable[..., Any], tuple[tuple[int, ...], bool]] = {
+    gather_pages: ((PAGES, PAGE, GROUPS, FEATURES), True),
+    gather_by_default: ((PAGES, PAGE, GROUPS, FEATURES), False),
+    take_pages: ((PAGES, PAGE, GROUPS, FEATURES), False),
+    pages_of_heads: ((GROUPS, PAGES, PAGE, FEATURES), True),
+    pages_under_vmap: ((PAGES, PAGE, GROUPS, FEATURES), True),
+    positions_one_by_one: ((PAGES, GROUPS, FEATURES), False),
+    pages_of_one_head: ((PAGES, PAGE, FEATURES), True),
+}
+"""How the pages lie, and whether the table may have numbers of none."""
+
+
+def make_pages(function: Callable[..., Any]) -> list[np.ndarray]:
+    """q, the pages of keys and of values, the table, lengths."""
+    shape, beyond = PAGED[function]
+    q, *_, lengths = make(BF16)
+    count = KEYS if function is positions_one_by_one else KEYS // PAGE
+    bounds = (-3, PAGES + 3) if beyond else (0, PAGES)
+    table = np.random.default_rng(3).integers(*bounds, (BATCH, count)).astype(np.int32)
+    return [q, draw(shape, 1, BF16), draw(shape, 2, BF16), table, lengths]
+
+
 LATE = {
     scaled_late: GROUPS,
     scaled_late_in_f32: GROUPS,

@@ -24,9 +24,11 @@ from tests.attention.few_spellings import (
     F32,
     LATE,
     OF_GROUPS,
+    PAGED,
     SPELLINGS,
     make,
     make_integers,
+    make_pages,
     scaled_in_16_bits,
 )
 from tests.attention.few_spellings import HEADS as HEADS_OF_FEW
@@ -188,12 +190,12 @@ def test_few_queries_are_as_near_as_xla_s(
 
 CACHES: dict[str, Callable[..., Any]] = {
     **{name: scaled_in_16_bits(function) for name, function in SPELLINGS.items()},
-    **{function.__name__: function for function in LATE},
+    **{function.__name__: function for function in (*LATE, *PAGED)},
 }
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_caches_of_8_bits_are_as_near_as_xla_s(
+def test_caches_of_8_bits_and_of_pages_are_as_near_as_xla_s(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
@@ -201,7 +203,10 @@ def test_caches_of_8_bits_are_as_near_as_xla_s(
     monkeypatch.setattr(sums_as_products, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
     function = CACHES[name]
-    arrays = make_integers(LATE.get(function) or OF_GROUPS.get(SPELLINGS[name], HEADS_OF_FEW))
+    if function in PAGED:
+        arrays: list[Any] = make_pages(function)
+    else:
+        arrays = make_integers(LATE.get(function) or OF_GROUPS.get(SPELLINGS[name], HEADS_OF_FEW))
     before, after, calls = measure_errors(function, arrays)
     assert calls == 2
     assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)

@@ -34,20 +34,29 @@ from tests.attention.few_spellings import (
     KEYS,
     LATE,
     OF_GROUPS,
+    PAGE,
+    PAGED,
+    PAGES,
     SCALE,
     SPELLINGS,
+    attend_to_groups,
     by_sums,
     draw,
+    gather_by_default,
+    gather_pages,
     heads_first,
     make,
     make_integers,
+    make_pages,
     one_head_each,
+    positions_one_by_one,
     repeated,
     scaled_in_16_bits,
     scaled_in_f32,
     scaled_late_by_keys,
     shared,
     softmax,
+    take_pages,
     without_a_mask,
 )
 from tests.hlo_runner import lower
@@ -226,6 +235,94 @@ def test_a_row_is_written_into_caches_of_8_bits() -> None:
         return scaled_in_16_bits(shared)(q, *rows, length), rows
 
     assert read_types(check(step, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
+
+
+def read_attributes(fused: Graph) -> AttentionAttrs:
+    (attrs,) = (node.attrs for node in fused if isinstance(node.attrs, AttentionAttrs))
+    return attrs
+
+
+@pytest.mark.parametrize("attend", PAGED)
+def test_pages_are_read_as_they_lie(attend: Callable[..., Any]) -> None:
+    fused = check(attend, make_pages(attend), 2e-2)
+    assert read_attributes(fused).page == (1 if attend is positions_one_by_one else PAGE)
+    assert not any(node.op == "gather" and node.array.rank > 3 for node in fused)
+
+
+def test_a_page_that_is_not_there_is_nan() -> None:
+    arrays = make_pages(take_pages)
+    arrays[3][0, 4] = PAGES
+    check(take_pages, arrays, 2e-2)
+
+
+def test_a_table_of_wide_numbers_is_bounded_first() -> None:
+    q, k, v, table, lengths = make_pages(gather_by_default)
+    fused = check(gather_by_default, [q, k, v, table.astype(np.uint32), lengths], 2e-2)
+    assert read_attributes(fused).page == PAGE
+
+
+def test_pages_of_a_layer() -> None:
+    def of_layer(q: Any, k: Any, v: Any, table: Any, length: Any, number: Any) -> Any:
+        own = (lax.dynamic_index_in_dim(x, number, 0, False) for x in (k, v))
+        return gather_pages(q, *own, table, length)
+
+    q, k, v, *others = make_pages(gather_pages)
+    stacks = [np.stack([x, -x, 2 * x]) for x in (k, v)]
+    fused = check(of_layer, [q, *stacks, *others, np.int32(2)], 2e-2)
+    assert read_attributes(fused).arrays[-3:] == ("k-pages", "v-pages", "layer")
+
+
+def test_pages_of_8_bits() -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        found = ([x.at[table].get(mode="clip") for x in of] for of in (k, v))
+        wide = (n.astype(q.dtype) * s[..., None] for n, s in found)
+        return attend_to_groups(
+            q, *(x.reshape(BATCH, KEYS, GROUPS, FEATURES) for x in wide), length
+        )
+
+    q, k, v, *others = make_pages(gather_pages)
+    rng = np.random.default_rng(5)
+    pairs = [
+        (
+            rng.integers(-127, 128, x.shape).astype(np.int8),
+            rng.uniform(0.005, 0.03, x.shape[:3]).astype(BF16),
+        )
+        for x in (k, v)
+    ]
+    fused = check(attend, [q, *pairs, *others], 2e-2)
+    assert read_attributes(fused).arrays[-4:] == ("k-scale", "v-scale", "k-pages", "v-pages")
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_a_row_is_written_into_a_page() -> None:
+    def step(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        rows = jnp.ones((BATCH, GROUPS, FEATURES), k.dtype)
+        k, v = (x.at[table[:, 2], length % PAGE].set(rows) for x in (k, v))
+        return gather_by_default(q, k, v, table, length), k, v
+
+    assert read_attributes(check(step, make_pages(gather_by_default), 2e-2)).page == PAGE
+
+
+@pytest.mark.parametrize("kind", ["two sizes", "part of a page"])
+def test_what_is_not_gathered_by_whole_pages_stays(kind: str) -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        if kind == "two sizes":
+            v = v.reshape(PAGES * 2, PAGE // 2, GROUPS, FEATURES)
+            halves = jnp.stack([2 * table, 2 * table + 1], -1).reshape(BATCH, -1)
+            of_v = v.at[halves].get(mode="clip").reshape(BATCH, KEYS, GROUPS, FEATURES)
+            of_k = k.at[table].get(mode="clip").reshape(BATCH, KEYS, GROUPS, FEATURES)
+        else:
+            of_k, of_v = (
+                x.at[table].get(mode="clip")[:, :, ::2].reshape(BATCH, -1, GROUPS, FEATURES)
+                for x in (k, v)
+            )
+            of_k, of_v = (jnp.concatenate([x, x], 1) for x in (of_k, of_v))
+        return attend_to_groups(q, of_k, of_v, length)
+
+    graph, _ = fuse(attend, make_pages(gather_by_default))
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    assert "would be written to memory first" in left[0]
 
 
 def test_blocks_that_are_enough_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
