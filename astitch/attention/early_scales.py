@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.attention.indices import varying_dimensions
-from astitch.attention.integers import INTEGERS
+from astitch.attention.integers import INTEGERS, is_multiplication
 from astitch.graph.edit import free_name, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -98,6 +98,10 @@ def _multiply(nodes: dict[str, Node], factor: str, moved: Moved) -> str:
     return result
 
 
+def _reshapes(node: Node) -> bool:
+    return OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX
+
+
 def _is_of_integers(graph: Graph, node: Node) -> bool:
     while True:
         if OPS[node.op].is_conversion:
@@ -106,7 +110,7 @@ def _is_of_integers(graph: Graph, node: Node) -> bool:
                 return True
             if not node.dtype.is_float:
                 return False
-        elif OPS[node.op].permutes or (OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX):
+        elif OPS[node.op].permutes or _reshapes(node):
             node = graph[node.operands[0]]
         else:
             return False
@@ -126,7 +130,7 @@ def _find_behind(graph: Graph, product: Node, side: int) -> Moved | None:
         before, node = node, graph[graph.users[node.name][0]]
         if isinstance(node.attrs, TransposeAttrs):
             places = tuple(places[d] for d in node.attrs.permutation)
-        elif node.op == "multiply":
+        elif is_multiplication(node):
             other = next((o for o in node.operands if o != before.name), before.name)
             if read_splat(graph, other) is not None:
                 continue
@@ -146,7 +150,7 @@ def _find_before(graph: Graph, product: Node, side: int) -> Moved | None:
     node = graph[product.operands[1 - side]]
     places = tuple(range(node.array.rank))
     while len(graph.users[node.name]) == 1 and node.name not in graph.outputs:
-        if node.op == "multiply":
+        if is_multiplication(node):
             known = {d: theirs[p] for d, p in enumerate(places) if p in theirs}
             for value, other in (node.operands, node.operands[::-1]):
                 moved = Moved(node.name, value, product.name, side, other, ())
@@ -182,7 +186,7 @@ def _read(graph: Graph, moved: Moved, known: Mapping[int, int]) -> Moved | None:
         elif isinstance(node.attrs, TransposeAttrs):
             inverse = sorted(range(len(at)), key=node.attrs.permutation.__getitem__)
             at = tuple(at[d] for d in inverse)
-        elif node.op == "reshape":
+        elif _reshapes(node):
             before = graph[node.operands[0]].shape
             if _drop_ones(before) != _drop_ones(node.shape):
                 return None

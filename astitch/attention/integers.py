@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from astitch.attention.operands import FEATURES, Tensor, find_repeated, labels_before, peel
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.graph.ir import DType, Graph, Node
@@ -38,8 +40,15 @@ class Scaled:
     scale: Scale | None
 
 
-def _is_nan(graph: Graph, name: str) -> bool:
-    number = read_splat(graph, name)
+def is_multiplication(node: Node) -> bool:
+    return OPS[node.op].combiner is np.multiply
+
+
+def _is_filled(graph: Graph, node: Node) -> bool:
+    """Has a value NaN where a condition does not hold?"""
+    if len(node.operands) != 3 or graph[node.operands[0]].dtype is not DType.PRED:
+        return False
+    number = read_splat(graph, node.operands[2])
     return number is not None and math.isnan(number)
 
 
@@ -56,7 +65,7 @@ def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
             if not before.dtype.is_float:
                 return None
             node = before
-        elif node.op == "multiply" and scale is None:
+        elif is_multiplication(node) and scale is None:
             sides = zip(node.operands, reversed(node.operands), strict=True)
             for own, other in sides:
                 found = Scale(*find_repeated(rows, Source(other, labels)))
@@ -65,7 +74,7 @@ def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
                     break
             else:
                 return None
-        elif node.op == "select" and scale is None and _is_nan(graph, node.operands[2]):
+        elif scale is None and _is_filled(graph, node):
             there = find_repeated(rows, Source(node.operands[0], labels))
             if FEATURES in there[1]:
                 return None
