@@ -41,5 +41,5 @@ def _find_straight(graph: Graph) -> Iterator[str]:
     if count := len(find_combined(graph)):
         before, behind = find_awaiting(graph), find_awaited(graph)
         for name, mask in before.items():
-            if mask and behind[name] and mask | behind[name] == (1 << count) - 1:
+            if mask and mask | behind[name] == (1 << count) - 1:
                 yield name
