@@ -12,25 +12,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from astitch.graph.collectives import find_awaited, find_awaiting, find_combined
+from astitch.graph.collectives import COLLECTIVES, find_awaited, find_awaiting, find_combined
 from astitch.graph.ir import Graph
+from astitch.graph.ops.other import HINT, LATENCY
 from astitch.hlo.schema import decode
 from astitch.hlo_import import import_from_compiler
 
-HINT, AT_ONCE = b"scheduler_hint", b"force_early"
-"""The hint to XLA's scheduler, early by its own way from the end; it reads it of custom calls."""
+AT_ONCE = b"force_early"
+"""The hint: early on the scheduler's way from the end.  It reads it of custom calls."""
 
 CALLS = (b"custom-call", b"dot")
 """What is a custom call where XLA schedules: kernels, and products that a library computes."""
 
 
 def run_straight(module: Any) -> None:
-    """Adds the hints.  module: an HloModuleProto; nothing changes where nothing communicates."""
+    """Adds the hints to what tells its time.  module: an HloModuleProto; without collectives nothing changes."""
+    opcodes = {decode(i.opcode) for c in module.computations for i in c.instructions}
+    if not opcodes & COLLECTIVES:
+        return
     straight = set(_find_straight(import_from_compiler(module)))
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode in CALLS and decode(instruction.name) in straight:
-                instruction.frontend_attributes.map.add(key=HINT, value=AT_ONCE)
+            told = instruction.frontend_attributes.map
+            if (
+                instruction.opcode in CALLS
+                and decode(instruction.name) in straight
+                and any(entry.key == LATENCY for entry in told)
+            ):
+                told.add(key=HINT, value=AT_ONCE)
 
 
 def _find_straight(graph: Graph) -> Iterator[str]:
@@ -41,5 +50,5 @@ def _find_straight(graph: Graph) -> Iterator[str]:
     if count := len(find_combined(graph)):
         before, behind = find_awaiting(graph), find_awaited(graph)
         for name, mask in before.items():
-            if mask and mask | behind[name] == (1 << count) - 1:
+            if mask and behind[name] and mask | behind[name] == (1 << count) - 1:
                 yield name
