@@ -56,7 +56,9 @@ def cover(
     one, other = (
         sum(
             min(us, took.get(exchanged.name, 0.0))
-            for us, exchanged in zip(list_beside(plain, waits, stitched), waits.exchanged, strict=True)
+            for us, exchanged in zip(
+                list_beside(plain, waits, stitched), waits.exchanged, strict=True
+            )
         )
         for waits, took in zip((plain, stitched), times, strict=True)
     )
