@@ -3,8 +3,8 @@
 The scheduler goes from the end of a program to its start, and takes what is ready.  It reckons a microsecond from each
 instruction to the next, even to a part of a tuple.  So a call with several results is ready a microsecond late, and
 the scheduler puts other work behind it in the meantime: a product that should have run beside a collective.  A call
-that runs beside no collective in any order, since each of them waits for it or it for them, loses nothing where it is
-taken at once.
+between collectives that can run beside none of them, since each waits for it or it for that one, loses nothing where it
+is taken at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_straight(module: Any) -> None:
 
 
 def _find_straight(graph: Graph) -> Iterator[str]:
-    """The ops of a graph and its regions that come behind some collectives of theirs, and in front of all others."""
+    """The ops of a graph and of its regions that come behind some collectives there, and in front of all others."""
     for node in graph:
         for region in node.regions:
             yield from _find_straight(region)
