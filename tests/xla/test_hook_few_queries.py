@@ -106,3 +106,62 @@ def test_caches_are_read_once(name: str) -> None:
     assert memory.alias_size_in_bytes == before.alias_size_in_bytes
     whole = f"bf16[{BATCH},{heads},{WORDS},{FEATURES}]"
     assert f"{whole}{{3,2,1,0}} fusion" not in text and f"{whole}{{3,2,1,0}} transpose" not in text
+
+
+PAGE = 64
+
+
+def read_integers(q: Any, caches: Any, place: Any) -> Any:
+    """A row is quantized and written, then the integers are scaled."""
+    new = []
+    for numbers, scales in caches:
+        row = jnp.ones((BATCH, 1, GROUPS, FEATURES), BF16) * q[:, :, :GROUPS]
+        of_row = jnp.max(jnp.abs(row), -1) / 127
+        narrow = jnp.round(row / of_row[..., None]).astype(jnp.int8)
+        numbers = lax.dynamic_update_slice(numbers, narrow, (0, place, 0, 0))
+        new.append((numbers, lax.dynamic_update_slice(scales, of_row, (0, place, 0))))
+    k, v = (numbers.astype(BF16) * scales[..., None] for numbers, scales in new)
+    return new, attend(q, k, v, place)
+
+
+def read_late_scales(q: Any, caches: Any, place: Any) -> Any:
+    (k, of_k), (v, of_v) = caches
+    of_k, of_v = (s.swapaxes(1, 2)[:, :, None].astype(jnp.float32) for s in (of_k, of_v))
+    q = q.reshape(BATCH, GROUPS, -1, FEATURES)
+    whole = {"preferred_element_type": jnp.float32}
+    scores = jnp.einsum("bgrd,btgd->bgrt", q, k.astype(BF16), **whole) * of_k * FEATURES**-0.5
+    p = jax.nn.softmax(jnp.where(jnp.arange(WORDS) <= place, scores, -1e30), -1) * of_v
+    return caches, jnp.einsum("bgrt,btgd->bgrd", p.astype(BF16), v.astype(BF16))
+
+
+def read_pages(q: Any, caches: Any, place: Any) -> Any:
+    *pages, table = caches
+    shape = BATCH, WORDS, GROUPS, FEATURES
+    return caches, attend(q, *(x[table].reshape(shape) for x in pages), place)
+
+
+INTEGERS = [
+    (
+        array(BATCH, WORDS, GROUPS, FEATURES, dtype=jnp.int8),
+        array(BATCH, WORDS, GROUPS),
+    )
+    for _ in "kv"
+]
+PAGES = [
+    *(array(300, PAGE, GROUPS, FEATURES) for _ in "kv"),
+    array(BATCH, WORDS // PAGE, dtype=jnp.int32),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "caches"),
+    [(read_integers, INTEGERS), (read_late_scales, INTEGERS), (read_pages, PAGES)],
+)
+def test_integers_and_pages_are_read_as_they_lie(function: Callable[..., Any], caches: Any) -> None:
+    given = array(BATCH, 1, HEADS, FEATURES), caches, array(dtype=jnp.int32)
+    with hooked():
+        compiled = compile_ahead(function, *given, donate_argnums=1)
+    assert len(re.findall(r'name = (?:\\22|")attention_join', compiled.as_text())) == 1
+    # What a cache in 16 bits would take is not there.
+    whole = BATCH * WORDS * GROUPS * FEATURES * 2
+    assert compiled.memory_analysis().temp_size_in_bytes < whole
