@@ -32,6 +32,7 @@ from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree, find_group
+from astitch.xla.compile_module import Found
 from astitch.xla.device_timer import DeviceTimer
 from astitch.xla.hook import (
     NOTHING,
@@ -214,7 +215,7 @@ class Compiling:
     memory_limit: the bytes that the program is to take at most; None: nobody says.  told: directives of a program that
     is compiled again for less memory.
     only_turns: nothing is stitched, as it would take more memory.
-    made: what became of the module last.  key: of the first one, in astitch's cache.
+    made: what became of the module last.  found: what planning found.  key: of the first one, in astitch's cache.
     is_fitted: an earlier process compared its memory with what XLA's own version takes.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
@@ -235,6 +236,7 @@ class Compiling:
     only_turns: bool = False
     made: Made | None = None
     key: str | None = None
+    found: Found = field(default_factory=Found)
     is_fitted: bool = False
 
     @property
@@ -447,6 +449,7 @@ def _compile(
             stitch=settings.stitch,
             hand_out=assemble,
             time_alone=timer,
+            found=compiling.found,
         )
     trace_compilation(data, made.compilation)
     refuse_less(made.compilation, least_share(settings.strict))

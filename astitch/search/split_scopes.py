@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +19,6 @@ from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
-from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.fold import count_folded
 from astitch.scope.structure import Structure, structure_of
@@ -35,9 +33,10 @@ from astitch.search.fusion_explorer import (
     make_parts,
     replace_scope,
 )
+from astitch.search.part_times import list_handed, sum_times
 from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
 from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
-from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Observe, Plan, count_statements
+from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Decided, Observe, Plan, count_statements
 from astitch.search.shifted_reads import propose_steps
 from astitch.search.xla_fusions import Proposal, propose_each, propose_thrifty, read_vertices
 from astitch.stitch_scope import Scope, Scopes
@@ -268,6 +267,27 @@ class _Best:
         return self.parts_us < self.bound_us
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was found of structures.  A program that is compiled again for less memory finds it again, with the same
+    donated arguments.
+
+    schedules: see Planner.  judged: projections.  drafted_us, drafted_scratch, planned_us: of parts.  best, unplanned:
+    splits.  proposals, thrifty: XLA's fusions.  reasons: symptoms.
+    """
+
+    schedules: Decided = field(default_factory=dict)
+    judged: dict[Structure, Projection] = field(default_factory=dict)
+    drafted_us: dict[Structure, float] = field(default_factory=dict)
+    drafted_scratch: dict[Structure, int] = field(default_factory=dict)
+    planned_us: dict[Structure, float] = field(default_factory=dict)
+    best: dict[Structure, _Best] = field(default_factory=dict)
+    unplanned: dict[Structure, _Best] = field(default_factory=dict)
+    proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = field(default_factory=dict)
+    thrifty: dict[Structure, tuple[Proposal, ...]] = field(default_factory=dict)
+    reasons: dict[Structure, Reason | None] = field(default_factory=dict)
+
+
 class _Splitter:
     """Plans scope after scope of one graph, which grows by repeated broadcasts."""
 
@@ -286,9 +306,10 @@ class _Splitter:
         divided: Callable[[Scope], bool],
         gain_us: float,
         most_bytes: float,
+        found: Decisions,
     ) -> None:
         self.stays_whole, self.is_divided, self.gain_us = whole, divided, gain_us
-        self.most_bytes = most_bytes
+        self.most_bytes, self.found = most_bytes, found
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
         self.finalize, self.pool, self.faults = finalize, pool, faults
@@ -297,15 +318,6 @@ class _Splitter:
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
         self.known: dict[tuple[Structure, Scope], Plan | None] = {}
-        self.judged: dict[Structure, Projection] = {}
-        self.drafted_us: dict[Structure, float] = {}
-        self.drafted_scratch: dict[Structure, int] = {}
-        self.planned_us: dict[Structure, float] = {}
-        self.best: dict[Structure, _Best] = {}
-        self.proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = {}
-        self.thrifty: dict[Structure, tuple[Proposal, ...]] = {}
-        self.reasons: dict[Structure, Reason | None] = {}
-        self.unplanned: dict[Structure, _Best] = {}
 
     def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
         """Begins to plan and judge scopes that will be asked for, those that take longest first.
@@ -356,9 +368,9 @@ class _Splitter:
     ) -> Reason | None:
         """A symptom; or that XLA's fusions may be faster, for all that is known without planning them.  It is looked
         for once in each structure."""
-        if structure not in self.reasons:
-            self.reasons[structure] = self.look_for_reason(plan, structure, projection)
-        return self.reasons[structure]
+        if structure not in self.found.reasons:
+            self.found.reasons[structure] = self.look_for_reason(plan, structure, projection)
+        return self.found.reasons[structure]
 
     def look_for_reason(
         self, plan: Plan, structure: Structure, projection: Projection
@@ -395,22 +407,24 @@ class _Splitter:
         """What XLA would make of a scope, also where it ended at what the plan `whole` stores, and its steps; none that
         would take long to find, or are one fusion."""
         key = structure, whole is not None
-        if key not in self.proposals:
+        if key not in self.found.proposals:
             fusion = make_fusion_graph(graph, scope, self.gpu)
             stored = list_stored(whole)
             found = propose_each(graph, scope, fusion, self.gpu, stored)
             steps = propose_steps(fusion, read_vertices(graph, scope, fusion), self.gpu)
-            self.proposals[key] = (*found, steps) if steps else found
-        return self.proposals[key]
+            self.found.proposals[key] = (*found, steps) if steps else found
+        return self.found.proposals[key]
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
-        if structure not in self.judged:
+        if structure not in self.found.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
             observed = in_doubt and count_folded(plan.kernel) <= LONG_CODE
             resources = self.observe(plan) if observed else None
-            self.judged[structure] = self.project(plan, resources) if resources else projection
-        return self.judged[structure]
+            self.found.judged[structure] = (
+                self.project(plan, resources) if resources else projection
+            )
+        return self.found.judged[structure]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan, made once for each scope, whatever graph it is in.  Raises IllegalProduct."""
@@ -427,14 +441,30 @@ class _Splitter:
     def rate_draft(self, parts: Scopes, most_us: float) -> float:
         """The time of all kernels of a split without searching; infinite if it is none, a part has no plan, or it is
         more than `most_us`."""
-        return _sum_times(
-            parts, self.draft, lambda plan: self.project(plan, None), self.drafted_us, most_us
-        )
+        return sum_times(parts, self.time_draft, self.found.drafted_us, most_us)
+
+    def time_draft(self, graph: Graph, scope: Scope) -> float:
+        """The time of a draft, infinite where there is none; its scratch is noted."""
+        plan, us = None, math.inf
+        with suppress(IllegalProduct):
+            plan = self.draft(graph, scope)
+            us = self.project(plan, None).time_us if plan else 0.0
+        scratch = plan.kernel.scratch_bytes if plan else 0
+        self.found.drafted_scratch[structure_of(graph, scope)] = scratch
+        return us
+
+    def time_plan(self, graph: Graph, scope: Scope) -> float:
+        """The time of a plan, infinite where there is none."""
+        us = math.inf
+        with suppress(IllegalProduct):
+            plan = self.make_plan(graph, scope)
+            us = self.judge(plan).time_us if plan else 0.0
+        return us
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
         self.start_planning(parts.graph, parts.scopes)
-        return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
+        return sum_times(parts, self.time_plan, self.found.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
         """The plan of a scope, or those of its parts; a part may be split `rounds` more times.  Where a fault stops it
@@ -514,7 +544,7 @@ class _Splitter:
 
     def find_unplanned(self, graph: Graph, scope: Scope, structure: Structure) -> _Best:
         """The split of the largest gain, or into its steps where they are faster; found once for each structure."""
-        if structure not in self.unplanned:
+        if structure not in self.found.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
             parts = divide_scope(graph, scope, self.gpu, penalty, cover)
@@ -523,17 +553,17 @@ class _Splitter:
                 stepped_us = self.rate_draft(stepped, math.inf)
                 if stepped_us < self.rate_draft(parts, stepped_us):
                     cover, parts = steps, stepped
-            self.unplanned[structure] = _Best(
+            self.found.unplanned[structure] = _Best(
                 UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, UNPLANNED, math.inf
             )
-        return self.unplanned[structure]
+        return self.found.unplanned[structure]
 
     def split_as_known(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts, if one of its structure was: then it needs no plan as a whole."""
         graph = self.scopes.graph
         structure = structure_of(graph, scope)
         self.pool.finish(structure)
-        best = self.best.get(structure)
+        best = self.found.best.get(structure)
         if best is None or not best.is_worth:
             return False
         parts = self.divide_within_memory(scope, best)
@@ -582,8 +612,8 @@ class _Splitter:
     ) -> _Best:
         """The best split, found once for each structure; its parts are not planned if their drafts are too slow
         already."""
-        if structure in self.best:
-            return self.best[structure]
+        if structure in self.found.best:
+            return self.found.best[structure]
         limit = MAX_STATEMENTS
         if reason.symptom in _BY_LENGTH:
             length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
@@ -617,7 +647,7 @@ class _Splitter:
             hopeless &= best.parts_us < math.inf
         if not (hopeless and (as_xla or reason.symptom is Symptom.SPILL)):
             best = replace(best, parts_us=self.rate_parts(parts))
-        self.best[structure] = best
+        self.found.best[structure] = best
         return best
 
     def save_memory(self) -> None:
@@ -716,12 +746,9 @@ class _Splitter:
     def find_scratch(self, graph: Graph, scope: Scope) -> int:
         """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
         structure = structure_of(graph, scope)
-        if structure not in self.drafted_scratch:
-            plan = None
-            with suppress(IllegalProduct):  # it is found when the scope is rated
-                plan = self.draft(graph, scope)
-            self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
-        return self.drafted_scratch[structure]
+        if structure not in self.found.drafted_scratch:
+            self.found.drafted_us[structure] = self.time_draft(graph, scope)
+        return self.found.drafted_scratch[structure]
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -733,7 +760,7 @@ class _Splitter:
         scratch = {**self.list_scratch(), scope.name: best.scratch}
         whole = schedule(list_steps(self.scopes, scratch, self.regions)).peak
         least = max(self.most_bytes, whole)
-        handed = sum(_list_handed(parts, scope))
+        handed = sum(list_handed(parts, scope))
         if whole + handed <= least or self.find_peak(scope, parts) <= least:
             return parts
         known = self.find_proposals(graph, scope, structure_of(graph, scope))
@@ -770,9 +797,9 @@ class _Splitter:
 def _find_thrifty(splitter: _Splitter, graph: Graph, scope: Scope) -> tuple[Proposal, ...]:
     """See propose_thrifty; found once for each structure."""
     structure = structure_of(graph, scope)
-    if structure not in splitter.thrifty:
-        splitter.thrifty[structure] = propose_thrifty(graph, scope, splitter.gpu)
-    return splitter.thrifty[structure]
+    if structure not in splitter.found.thrifty:
+        splitter.found.thrifty[structure] = propose_thrifty(graph, scope, splitter.gpu)
+    return splitter.found.thrifty[structure]
 
 
 def _choose_fitting(
@@ -803,43 +830,6 @@ def _find_steps(graph: Graph, scope: Scope, gpu: Gpu) -> Cover:
     return [[name for v in part for name in fusion.members[v]] for part in parts]
 
 
-def _list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:
-    """The bytes of each value that the parts of a scope hand on, and the whole would not store."""
-    stored = {storage_name(parts.graph, name) for name in (*whole.outputs, *whole.inputs)}
-    handed = {storage_name(parts.graph, o) for part in parts.scopes for o in part.outputs}
-    for buffer in handed - stored:
-        yield storage_type(parts.graph, buffer).bytes
-
-
-def _sum_times(
-    parts: Scopes,
-    plan: MakePlan,
-    judge: Callable[[Plan], Projection],
-    known_us: dict[Structure, float],
-    most_us: float = math.inf,
-) -> float:
-    """The time of all parts; infinite if they are not several, one has no plan, or it is more than `most_us`.
-    known_us: times by structure; the function adds those that it computes."""
-    if len(parts.scopes) < 2:
-        return math.inf
-    structures = [structure_of(parts.graph, part) for part in parts.scopes]
-    times = Counter(structures)
-    total = sum(known_us.get(structure, 0.0) for structure in structures)
-    for part, structure in zip(parts.scopes, structures, strict=True):
-        if math.isinf(total) or total > most_us:
-            return math.inf  # whatever the others take
-        if structure not in known_us:
-            try:
-                planned = plan(parts.graph, part)
-            except IllegalProduct:
-                known_us[structure] = math.inf
-            else:
-                known_us[structure] = judge(planned).time_us if planned else 0.0
-            total += known_us[structure] * times[structure]
-    total = sum(known_us[structure] for structure in structures)
-    return math.inf if total > most_us else total
-
-
 def split_scopes(
     scopes: Scopes,
     gpu: Gpu,
@@ -855,6 +845,7 @@ def split_scopes(
     whole: Callable[[Scope], bool] = lambda scope: False,
     divided: Callable[[Scope], bool] = lambda scope: False,
     in_loop: bool = False,
+    found: Decisions | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
@@ -866,6 +857,7 @@ def split_scopes(
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     whole: is a stitch op to stay whole?  divided: is it to be split, whatever that costs?
+    found: gets what is found of structures, and has what an earlier call found.
     """
     splitter = _Splitter(
         scopes,
@@ -881,6 +873,7 @@ def split_scopes(
         divided,
         GAIN_OF_TURN_US if in_loop else XLA_GAIN_US,
         most_bytes,
+        found or Decisions(),
     )
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
