@@ -99,10 +99,11 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         return made  # less memory may cost what runs beside collectives, which no projection tells
     if planned < LEAST_PLANNED or planned <= DOUBT * first.plain_bytes:
         return made
-    plain = _plan_plain(compile_, compiling)
+    plain = _compile_plain(compile_, compiling)
     if plain is None:
         return made
-    limit = SHARE * plain
+    own, plain_bytes = plain
+    limit = SHARE * plain_bytes
     best = compiling.keep(), made, planned, ""
     asked = math.inf
     found: tuple[Any, int] | None = best[1:3]
@@ -123,8 +124,8 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
             best = compiling.keep(), other, planned, told
     kept, made, planned, told = best
     compiling.go_back(kept)
-    if planned > LARGER * plain and found is not None and not compiling.is_strict:
-        left = _compile_turns(compile_, compiling)
+    if planned > LARGER * plain_bytes and found is not None and not compiling.is_strict:
+        left = _compile_planned(compile_) if compiling.leave_kernels() else (own, plain_bytes)
         if left is not None and left[1] < planned:
             made, told = left[0], ONLY_TURNS
         else:
@@ -134,34 +135,30 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     return made
 
 
-def _compile_turns(compile_: Callable[[], Any], compiling: Compiling) -> tuple[Any, int] | None:
-    """The executable without kernels, and what XLA plans for it; None: XLA does not say."""
-    compiling.leave_kernels()
-    try:
-        left = compile_()
-        planned = planned_bytes(left)
-    except Exception as error:
-        pass_interrupt(error)
-        return None
-    return None if planned is None else (left, planned)
-
-
 def _has_loops(compiling: Compiling) -> bool:
     """Is a loop one kernel in the last compile?"""
     made = compiling.entry.compilation if compiling.entry else None
     return made is not None and bool(made.loop_us)
 
 
-def _plan_plain(compile_: Callable[[], Any], compiling: Compiling) -> int | None:
-    """What XLA plans for its own version; None: it does not say."""
+def _compile_plain(compile_: Callable[[], Any], compiling: Compiling) -> tuple[Any, int] | None:
+    """XLA's own version, and what XLA plans for it; None: XLA does not say."""
     compiling.off = True
     try:
-        return planned_bytes(compile_())
+        return _compile_planned(compile_)
+    finally:
+        compiling.off = False
+
+
+def _compile_planned(compile_: Callable[[], Any]) -> tuple[Any, int] | None:
+    """An executable, and what XLA plans for it; None: XLA does not say."""
+    try:
+        made = compile_()
+        planned = planned_bytes(made)
     except Exception as error:
         pass_interrupt(error)
         return None
-    finally:
-        compiling.off = False
+    return None if planned is None else (made, planned)
 
 
 def _compile_for(

@@ -35,7 +35,14 @@ from astitch.search.fusion_explorer import (
 )
 from astitch.search.part_times import list_handed, sum_times
 from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
-from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
+from astitch.search.peak_memory import (
+    MemorySteps,
+    MemoryUse,
+    keeps_to,
+    list_steps,
+    measure_regions,
+    schedule,
+)
 from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Decided, Observe, Plan, count_statements
 from astitch.search.shifted_reads import propose_steps
 from astitch.search.xla_fusions import Proposal, propose_each, propose_thrifty, read_vertices
@@ -708,10 +715,11 @@ class _Splitter:
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
-            least = self.find_peak(scope, parts, drafted=False)
-            if least > fits or self.find_peak(scope, parts) > fits:
+            if not self.keeps_to(fits, scope, parts, drafted=False):
                 return math.inf
-            return self.rate_draft(parts, math.inf)
+            return (
+                self.rate_draft(parts, math.inf) if self.keeps_to(fits, scope, parts) else math.inf
+            )
 
         penalty = estimate_penalty(self.gpu)
         lengths = [estimate_penalty(self.gpu, max_statements=most) for most in SAVING_STATEMENTS]
@@ -734,14 +742,21 @@ class _Splitter:
     def list_scratch(self) -> dict[str, int]:
         return {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
 
-    def find_peak(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> int:
-        """The most bytes alive with these parts in the place of a scope, as they are drafted.  drafted=False: what that
-        stays not below, as if no part had scratch."""
+    def find_peak(self, scope: Scope, parts: Scopes) -> int:
+        """The most bytes alive with these parts in the place of a scope, as they are drafted."""
+        return schedule(self.list_divided(scope, parts)).peak
+
+    def keeps_to(
+        self, most_bytes: float, scope: Scope, parts: Scopes, *, drafted: bool = True
+    ) -> bool:
+        """Is that at most so much?  drafted=False: as if no part had scratch, below which it does not stay."""
+        return keeps_to(self.list_divided(scope, parts, drafted=drafted), most_bytes)
+
+    def list_divided(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> MemorySteps:
         scratch = self.list_scratch()
         for part in parts.scopes if drafted else ():
             scratch[part.name] = self.find_scratch(parts.graph, part)
-        divided = replace_scope(self.scopes, scope.name, parts)
-        return schedule(list_steps(divided, scratch, self.regions)).peak
+        return list_steps(replace_scope(self.scopes, scope.name, parts), scratch, self.regions)
 
     def find_scratch(self, graph: Graph, scope: Scope) -> int:
         """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
@@ -761,7 +776,7 @@ class _Splitter:
         whole = schedule(list_steps(self.scopes, scratch, self.regions)).peak
         least = max(self.most_bytes, whole)
         handed = sum(list_handed(parts, scope))
-        if whole + handed <= least or self.find_peak(scope, parts) <= least:
+        if whole + handed <= least or self.keeps_to(least, scope, parts):
             return parts
         known = self.find_proposals(graph, scope, structure_of(graph, scope))
         limit = max(least, self.find_peak_of_fusions(scope, known))
@@ -810,7 +825,7 @@ def _choose_fitting(
 
     def rate(parts: Scopes) -> float:
         drafted_us = splitter.rate_draft(parts, best.bound_us)
-        if math.isinf(drafted_us) or splitter.find_peak(scope, parts) > limit:
+        if math.isinf(drafted_us) or not splitter.keeps_to(limit, scope, parts):
             return math.inf
         return drafted_us
 

@@ -13,7 +13,7 @@ import pytest
 
 import astitch
 from astitch.api import fitting
-from astitch.api.transformation import journal
+from astitch.api.transformation import Compiling, journal
 from astitch.faults import FaultWarning
 from astitch.show.memory import MemoryLimitWarning
 from tests.ahead_of_time import GPU, devices, needs_hook
@@ -228,7 +228,7 @@ def test_no_program_takes_more_than_xlas_own(name: str, monkeypatch: pytest.Monk
 
 
 def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_plan_plain", lambda *_: pytest.fail("it is"))
+    monkeypatch.setattr(fitting, "_compile_plain", lambda *_: pytest.fail("it is"))
     monkeypatch.setattr(fitting, "DOUBT", 1.5)
     plan(make_step(jax.nn.gelu))
 
@@ -244,12 +244,15 @@ def test_a_larger_program_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fitting, "LARGER", 1.0)
     xla = plan_program("word2vec", stitches=False)
     tries: list[Any] = []
-    compile_turns = fitting._compile_turns
-    monkeypatch.setattr(
-        fitting, "_compile_turns", lambda *given: tries.append(given) or compile_turns(*given)
-    )
+    leave = Compiling.leave_kernels
+
+    def leave_kernels(compiling: Compiling) -> bool:
+        tries.append(leave(compiling))
+        return bool(tries[-1])
+
+    monkeypatch.setattr(Compiling, "leave_kernels", leave_kernels)
     for _ in range(2):
         assert plan_program("word2vec") == xla
         entry = astitch.report().programs[-1]
         assert not entry.kernels and "more memory" in str(entry)
-    assert len(tries) == 1, "what was found is kept"
+    assert tries == [False], "what was found is kept, and XLA's own version is compiled once"
