@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from astitch.errors import IllegalProduct
 from astitch.graph.ir import Graph
 from astitch.graph.storage import storage_name, storage_type
 from astitch.scope.structure import Structure, structure_of
@@ -20,6 +21,14 @@ def list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:
         yield storage_type(parts.graph, buffer).bytes
 
 
+def time_of(time: Callable[[Graph, Scope], float], graph: Graph, scope: Scope) -> float:
+    """The us of a scope; infinite where it has no plan.  time: as for sum_times."""
+    try:
+        return time(graph, scope)
+    except IllegalProduct:
+        return math.inf
+
+
 def sum_times(
     parts: Scopes,
     time: Callable[[Graph, Scope], float],
@@ -28,8 +37,8 @@ def sum_times(
 ) -> float:
     """The us of all parts; infinite if they are not several, one has no plan, or it is more than `most_us`.
 
-    time: of one, infinite where it has no plan.  known_us: times by structure; the function adds those that it asks
-    for.
+    time: of one; raises IllegalProduct where it has no plan.  known_us: times by structure; the function adds those
+    that it asks for.
     """
     if len(parts.scopes) < 2:
         return math.inf
@@ -40,7 +49,7 @@ def sum_times(
         if math.isinf(total) or total > most_us:
             return math.inf  # whatever the others take
         if structure not in known_us:
-            known_us[structure] = time(parts.graph, part)
+            known_us[structure] = time_of(time, parts.graph, part)
             total += known_us[structure] * times[structure]
     total = sum(known_us[structure] for structure in structures)
     return math.inf if total > most_us else total

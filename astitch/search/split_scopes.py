@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -27,13 +26,12 @@ from astitch.search.fusion_explorer import (
     Cover,
     choose_cover,
     choose_xla_cover,
-    cover_as_xla,
     divide_scope,
     estimate_penalty,
-    make_parts,
+    make_xla_parts,
     replace_scope,
 )
-from astitch.search.part_times import list_handed, sum_times
+from astitch.search.part_times import list_handed, sum_times, time_of
 from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
 from astitch.search.peak_memory import (
     MemorySteps,
@@ -451,22 +449,16 @@ class _Splitter:
         return sum_times(parts, self.time_draft, self.found.drafted_us, most_us)
 
     def time_draft(self, graph: Graph, scope: Scope) -> float:
-        """The time of a draft, infinite where there is none; its scratch is noted."""
-        plan, us = None, math.inf
-        with suppress(IllegalProduct):
-            plan = self.draft(graph, scope)
-            us = self.project(plan, None).time_us if plan else 0.0
-        scratch = plan.kernel.scratch_bytes if plan else 0
-        self.found.drafted_scratch[structure_of(graph, scope)] = scratch
-        return us
+        """The time of a draft; its scratch is noted.  Raises IllegalProduct."""
+        structure = structure_of(graph, scope)
+        plan = self.draft(graph, scope)
+        self.found.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
+        return self.project(plan, None).time_us if plan else 0.0
 
     def time_plan(self, graph: Graph, scope: Scope) -> float:
-        """The time of a plan, infinite where there is none."""
-        us = math.inf
-        with suppress(IllegalProduct):
-            plan = self.make_plan(graph, scope)
-            us = self.judge(plan).time_us if plan else 0.0
-        return us
+        """The time of a plan.  Raises IllegalProduct."""
+        plan = self.make_plan(graph, scope)
+        return self.judge(plan).time_us if plan else 0.0
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
@@ -715,11 +707,9 @@ class _Splitter:
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
-            if not self.keeps_to(fits, scope, parts, drafted=False):
-                return math.inf
-            return (
-                self.rate_draft(parts, math.inf) if self.keeps_to(fits, scope, parts) else math.inf
-            )
+            fitting = self.keeps_to(fits, scope, parts, drafted=False)
+            fitting = fitting and self.keeps_to(fits, scope, parts)
+            return self.rate_draft(parts, math.inf) if fitting else math.inf
 
         penalty = estimate_penalty(self.gpu)
         lengths = [estimate_penalty(self.gpu, max_statements=most) for most in SAVING_STATEMENTS]
@@ -746,11 +736,9 @@ class _Splitter:
         """The most bytes alive with these parts in the place of a scope, as they are drafted."""
         return schedule(self.list_divided(scope, parts)).peak
 
-    def keeps_to(
-        self, most_bytes: float, scope: Scope, parts: Scopes, *, drafted: bool = True
-    ) -> bool:
+    def keeps_to(self, most: float, scope: Scope, parts: Scopes, *, drafted: bool = True) -> bool:
         """Is that at most so much?  drafted=False: as if no part had scratch, below which it does not stay."""
-        return keeps_to(self.list_divided(scope, parts, drafted=drafted), most_bytes)
+        return keeps_to(self.list_divided(scope, parts, drafted=drafted), most)
 
     def list_divided(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> MemorySteps:
         scratch = self.list_scratch()
@@ -762,8 +750,8 @@ class _Splitter:
         """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
         structure = structure_of(graph, scope)
         if structure not in self.found.drafted_scratch:
-            self.found.drafted_us[structure] = self.time_draft(graph, scope)
-        return self.found.drafted_scratch[structure]
+            self.found.drafted_us[structure] = time_of(self.time_draft, graph, scope)
+        return self.found.drafted_scratch.setdefault(structure, 0)
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -791,12 +779,8 @@ class _Splitter:
 
     def find_peak_of_fusions(self, scope: Scope, proposals: Sequence[Proposal]) -> int:
         """The most bytes alive where fusions of the first proposal compute a scope; 0 where there is none."""
-        if not proposals:
-            return 0
-        graph = self.scopes.graph
-        fusion = make_fusion_graph(graph, scope, self.gpu)
-        covers = cover_as_xla(graph, scope, self.gpu, (), fusion, proposals[0])
-        return self.find_peak(scope, make_parts(graph, scope, covers[0])) if covers else 0
+        parts = make_xla_parts(self.scopes.graph, scope, self.gpu, proposals[:1])
+        return self.find_peak(scope, parts) if parts else 0
 
     def take(
         self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
