@@ -120,7 +120,6 @@ class _Printer:
     ) -> Iterator[str]:
         """Sections by groups of equal ones.  parted: two of them need a barrier between them."""
         single = [group for group in groups if fold.takes_one(group.first.section)]
-        single = [group for group in single if not fold.meets(group.first.section)]
         if all(len(group.texts) == 1 for group in single):
             single = []
         barrier = k.Barrier("block", fold.TAKEN_OVER)

@@ -13,6 +13,7 @@ cut further: the ops of one are awaited by the same collectives.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -254,6 +255,53 @@ def _keeps_more(
     return kept > array_of(node).bytes
 
 
+MOST_KEPT = 16 << 20
+"""Bytes that may stay alive until a later stage beyond those that are no more stored for it."""
+
+
+def _find_along(
+    graph: Graph,
+    stage: Mapping[str, int],
+    outside: Collection[str],
+    in_memory: Callable[[str], bool],
+    place: Mapping[str, int],
+    node: Node,
+    latest: int,
+    saved: int,
+) -> Collection[str]:
+    """An op and those that only it needs, back to what is in memory anyway: all of them may move to a later stage.
+
+    None may where that stores as many bytes, or keeps many more.  So a result in bf16 of sums in f32 moves, though the
+    sums alone are larger than the result.
+    """
+    along: dict[str, None] = {}
+    pending, seen = [(-place[node.name], node.name)], {node.name}
+    stored = kept = 0
+    while pending:
+        name = heapq.heappop(pending)[1]  # all readers of it that may move along are known
+        others = [u for u in graph.users[name] if u not in along]
+        early = [u for u in others if _needed_stage(stage[u], u in outside) < latest]
+        if in_memory(name):
+            base = graph[stored_value(graph, name)]
+            if base.name in outside and not others:
+                kept += array_of(graph[name]).bytes
+            continue
+        if name != node.name and (
+            early or is_held(graph, graph[name]) or any(is_barrier(graph[u]) for u in others)
+        ):
+            if all(stage[u] <= stage[name] for u in others):
+                stored += array_of(graph[name]).bytes
+            continue
+        along[name] = None
+        if len(along) > MOST_NEAR or isinstance(graph[name].type, TupleType):
+            return ()
+        for operand in graph[name].operands:
+            if operand not in seen:
+                seen.add(operand)
+                heapq.heappush(pending, (-place[operand], operand))
+    return along if stored < saved and kept - saved <= MOST_KEPT else ()
+
+
 def _choose_stages(
     graph: Graph, outside: dict[str, str], products: Mapping[str, str]
 ) -> dict[str, int]:
@@ -263,6 +311,7 @@ def _choose_stages(
     last = max((stage[node.name] for node in graph if not _counts(node, outside)), default=0)
     outputs = set(graph.outputs)
     beside = any(map(communicates, graph))
+    place = {name: number for number, name in enumerate(graph.nodes)}
 
     def in_memory(name: str) -> bool:
         """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
@@ -311,6 +360,9 @@ def _choose_stages(
         saved = 0 if name in outputs and (users or beside) else array_of(node).bytes
         if extra < saved or (extra == saved and (not extra or latest in has_kernel)):
             stage[name] = latest
+        elif not beside and latest in has_kernel:
+            along = _find_along(graph, stage, outside, in_memory, place, node, latest, saved)
+            stage.update(dict.fromkeys(along, latest))
     _move_back(graph, stage, earliest, outside, in_memory)
     # A tuple-valued reduce and its projections stay together.
     for node in graph:

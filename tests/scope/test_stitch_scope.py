@@ -254,6 +254,22 @@ def test_scopes_of_different_stages_stay_apart() -> None:
     assert [s.name for s in scopes.scopes] == ["stitch_0", "stitch_1"]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["only there", "read early too"])
+def test_ops_move_to_a_late_reader_with_what_only_they_need(again: bool) -> None:
+    """Sums of parts in f32 are larger than their result in bf16, so that neither op moves alone."""
+    g = GraphBuilder()
+    x, w = g.parameter("f32[8,128]", "x"), g.parameter("f32[128,128]", "w")
+    parts = [g.dot(x, w, (1,), (0,), name=f"part{i}") for i in range(2)]
+    late = g.dot(g.dot(x, w, (1,), (0,), name="first"), w, (1,), (0,), name="late")
+    total = g.op("add", "f32[8,128]", *parts, name="total")
+    narrow = g.convert(total, "bf16", name="narrow")
+    result = g.op("multiply", "bf16[8,128]", narrow, g.convert(late, "bf16"), name="result")
+    early = [g.dot(total, w, (1,), (0,), name="early")] if again else []
+    *others, last = members(find_scopes(g.build(result, *early)))
+    assert {"narrow", "result"} <= {*last}
+    assert others == ([("total",)] if again else [])
+
+
 def test_a_loops_counter_parts_no_kernel() -> None:
     """Nothing follows what XLA computes for it.  Rows are put together in the kernel that computes them."""
     g = GraphBuilder()
