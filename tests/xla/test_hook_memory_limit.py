@@ -119,7 +119,10 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
         def keep(self) -> tuple[Any, ...]:
             return ("first",)
 
-        made = None
+        made = ahead = None
+
+        def stitch_ahead(self) -> None:
+            pass
 
         def start_anew(self, told: str) -> None:
             calls.append(told)
