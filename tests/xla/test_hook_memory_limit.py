@@ -16,6 +16,7 @@ from astitch.api import fitting
 from astitch.api.transformation import Compiling, journal
 from astitch.faults import FaultWarning
 from astitch.show.memory import MemoryLimitWarning
+from astitch.xla.kept_stitchings import Made
 from tests.ahead_of_time import GPU, devices, needs_hook
 
 pytestmark = needs_hook
@@ -136,6 +137,32 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
     with pytest.warns(FaultWarning, match="less memory cannot be had"):
         assert fitting.fit_memory("made", fail, Compiling()) == "made"  # type: ignore[arg-type]
     assert calls[-1] == ("first",)
+
+
+def test_xla_compiles_no_module_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try is what the program was before."""
+    monkeypatch.setattr(fitting, "planned_bytes", lambda made: 20 * LAYER)
+    asked: list[str] = []
+
+    class Same:
+        memory_limit, stitched, off, is_alone, entry = 10 * LAYER, True, False, True, None
+        made = Made(b"module", 1, "")
+        ahead: tuple[str, bytes] | None = None
+
+        def keep(self) -> dict[str, Any]:
+            return {}
+
+        def go_back(self, kept: dict[str, Any]) -> None:
+            pass
+
+        def start_anew(self, told: str) -> None:
+            asked.append(told)
+
+        def stitch_ahead(self) -> None:
+            self.ahead = "digest", b"module"
+
+    compiled = fitting.fit_memory("made", lambda: pytest.fail("it is"), Same())  # type: ignore[arg-type]
+    assert compiled == "made" and len(asked) == len(fitting.CLOSER)
 
 
 # ---- no limit: what XLA's own version takes is one ---------------------------------------------------------------
