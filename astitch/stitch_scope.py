@@ -269,7 +269,8 @@ def _find_along(
     latest: int,
     saved: int,
 ) -> Collection[str]:
-    """An op and those that only it needs, back to what is in memory anyway: all of them may move to a later stage.
+    """An op and those that only it needs, back to what is in memory and nobody else reads: all of them may move to
+    a later stage.
 
     None may where that stores as many bytes, or keeps many more.  So a result in bf16 of sums in f32 moves, though the
     sums alone are larger than the result.
@@ -282,8 +283,9 @@ def _find_along(
         others = [u for u in graph.users[name] if u not in along]
         early = [u for u in others if _needed_stage(stage[u], u in outside) < latest]
         if in_memory(name):
-            base = graph[stored_value(graph, name)]
-            if base.name in outside and not others:
+            if others and not is_embedded(graph, name):
+                return ()  # it would be read twice
+            if graph[stored_value(graph, name)].name in outside:
                 kept += array_of(graph[name]).bytes
             continue
         if name != node.name and (
@@ -360,7 +362,8 @@ def _choose_stages(
         saved = 0 if name in outputs and (users or beside) else array_of(node).bytes
         if extra < saved or (extra == saved and (not extra or latest in has_kernel)):
             stage[name] = latest
-        elif not beside and latest in has_kernel:
+        elif not beside and latest in has_kernel and latest == stage[name] + 1:
+            # Further behind, as from a forward to a backward half, what is kept adds up.
             along = _find_along(graph, stage, outside, in_memory, place, node, latest, saved)
             stage.update(dict.fromkeys(along, latest))
     _move_back(graph, stage, earliest, outside, in_memory)

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from benchmarks.sharded_programs import PROGRAMS, Sharded
 from tests.ahead_of_time import GPU, compile_ahead, devices, hooked
 from tests.conftest import why_no_hook
 from tests.exchanges import Exchange, read_exchanges, sum_covered, sum_hidden
+from tests.reckoned_times import ask_for_times, cover, read_times
 from tests.waits import Comparison, Waits, compare_waits, read_waits
 
 
@@ -65,7 +66,7 @@ class Verdict:
     planned: the memory, as a share.  hidden: us beside collectives, without kernels and with them, each as projected.
     covered: of that what each collective takes, at most (Exchange.covered_us).  waits: the same for the same ops, which
     is what the plain program's kernels take for them on both sides, the room that their order leaves, and what
-    collectives wait for longer.
+    collectives wait for longer.  reckoned: of the same ops what each collective takes by XLA's own table, at most.
     """
 
     devices: int
@@ -75,6 +76,7 @@ class Verdict:
     hidden: tuple[float, float]
     covered: tuple[float, float]
     waits: Comparison
+    reckoned: tuple[float, float]
 
     def __str__(self) -> str:
         pairs = (
@@ -84,6 +86,7 @@ class Verdict:
                 ("covered", self.covered),
                 ("the same ops beside", self.waits.beside),
                 ("the same ops covered", self.waits.covered),
+                ("by XLA's table", self.reckoned),
                 ("room", self.waits.room),
             )
         )
@@ -223,9 +226,10 @@ def compile_ways(name: str, program: Sharded, count: int) -> Iterator[Row | Verd
     rows: list[Row] = []
     found: list[Sequence[Exchange]] = []
     waits: list[Waits] = []
+    times: list[Mapping[str, float]] = []
     for way in ("plain", "stitched"):
         start = time.perf_counter()
-        with hooked(stitches=way == "stitched", labels=True) as seen:
+        with hooked(stitches=way == "stitched", labels=True) as seen, read_times() as reckoned:
             compiled = compile_ahead(
                 program.fn,
                 *program.arguments,
@@ -233,6 +237,7 @@ def compile_ways(name: str, program: Sharded, count: int) -> Iterator[Row | Verd
                 out_shardings=program.results,
             )
         seconds = time.perf_counter() - start
+        times.append(reckoned)
         found.append(read_exchanges(compiled, preset(GPU)))
         waits.append(read_waits(compiled, max(seen.modules, key=len), preset(GPU)))
         memory = compiled.memory_analysis()
@@ -259,6 +264,7 @@ def compile_ways(name: str, program: Sharded, count: int) -> Iterator[Row | Verd
         (rows[0].hidden_us, rows[1].hidden_us),
         (sum_covered(found[0]), sum_covered(found[1])),
         compare_waits(*waits),
+        cover(waits[0], waits[1], (times[0], times[1])),
     )
 
 
@@ -283,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing := why_no_hook():
         raise SystemExit(missing)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    ask_for_times()
     rows: list[Row | Verdict] = []
     print(HEAD)
     for count in options.devices:

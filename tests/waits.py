@@ -94,7 +94,8 @@ class Exchanged:
     names: the collectives of the module before, of which XLA made it.  before: the ops that it waits for, here or in
     the module before.  behind: those that wait for it.  beside: those that the schedule has between its start and its
     end.  hidden: those that it has beside another collective for which this one waits.  launches: the names of the
-    instructions between its start and its end.  took_us: its own projected time.
+    instructions between its start and its end.  took_us: its own projected time.  name: of the instruction that starts
+    it.
     """
 
     kind: str
@@ -105,6 +106,7 @@ class Exchanged:
     hidden: Ops
     launches: Ops = frozenset()
     took_us: float = 0.0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ def read_waits(compiled: Any, data: bytes, gpu: Gpu) -> Waits:
                     _join(ops for number, ops in beside.items() if number in reached),
                     frozenset(decode(i.name) for i in _list_inner(between, computations)),
                     project_took(instruction, by_id, kind, gpu),
+                    decode(instruction.name),
                 )
                 exchanged += [found] * times
     return Waits(tuple(exchanged), {name: fmean(us) for name, us in parts.items()}, launches)

@@ -5,14 +5,18 @@ Takes an Attention that was found, hands on the same with the keys of a part, or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from astitch.attention.form import Attention, choose_precision, describe
-from astitch.attention.layers import find_layered
+from astitch.attention.integers import find_scaled
+from astitch.attention.layers import Layered, find_layered
 from astitch.attention.operands import Tensor
+from astitch.attention.pages import Pages, find_pages
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import stored_value
 from astitch.tile.few_queries import (
     choose_share,
     is_of_few,
@@ -46,9 +50,14 @@ def choose_few(
     if attention.forward is None:
         return Stays()
     reader = attention.forward.product.name
-    k, v = (find_layered(graph, tensor, reader) for tensor in (attention.k, attention.v))
+    attention = _read_scales(attention)
+    pages = _find_pages(graph, attention)
+    held = [stored_value(graph, of.array) for of in pages]
+    held = held or [of.name for of in (attention.k, attention.v)]
+    k, v = (find_layered(graph, graph[name], reader) for name in held)
     layers = (k, v) if k and v and k.layer == v.layer else ()
-    found = replace(attention, tiles=choose_precision(attention), layers=layers)
+    precision = choose_precision(attention)
+    found = replace(attention, tiles=precision, layers=layers, pages=pages)
     shape = describe(found, graph)
     if not is_of_few(shape) or found.gradients:
         return Stays()
@@ -57,6 +66,7 @@ def choose_few(
     if gpu.compute_capability != HOPPER:
         return Stays("no such kernel was measured on this GPU")
     sizes = [array.size for array in (shape.q, shape.k, shape.v, *shape.arrays)]
+    sizes += [graph[of.array].array.size for of in pages]
     if max(sizes) * max((of.layer.count for of in layers), default=1) > MOST_ELEMENTS:
         return Stays("an array is too large")
     size = shape.k.size * shape.k.dtype.bytes
@@ -72,6 +82,24 @@ def choose_few(
     return replace(found, share=shape.share)
 
 
+def _read_scales(attention: Attention) -> Attention:
+    """With keys and values as what scales multiply, if both are."""
+    if attention.q.dtype not in (DType.F16, DType.BF16):
+        return attention
+    found = [find_scaled(attention.rows, tensor) for tensor in (attention.k, attention.v)]
+    k, v = found
+    if k is None or v is None:
+        return attention
+    return replace(attention, k=k.tensor, v=v.tensor, scales=(k.scale, v.scale))
+
+
+def _find_pages(graph: Graph, attention: Attention) -> tuple[Pages, ...]:
+    """Of keys and values, if both have pages of one size."""
+    parts, split = attention.rows.parts, attention.split
+    k, v = (find_pages(graph, parts, split, tensor) for tensor in (attention.k, attention.v))
+    return (k, v) if k and v and k.size == v.size else ()
+
+
 def _why_not(graph: Graph, attention: Attention) -> str:
     """Why the kernel cannot compute it, or would read what others have to write first; empty: it can."""
     softmax = attention.softmax
@@ -81,10 +109,11 @@ def _why_not(graph: Graph, attention: Attention) -> str:
     if any(dtype not in (DType.F16, DType.BF16, DType.F32) for dtype in biases):
         return "no kernel of few queries has its form"
     tensors = attention.k, attention.v
-    arrays = [of.array for of in attention.layers] or [tensor.name for tensor in tensors]
+    held: Sequence[Layered | Pages] = attention.layers or attention.pages
+    arrays = [of.array for of in held] or [tensor.name for tensor in tensors]
     for tensor, name in zip(tensors, arrays, strict=True):
         is_kept = graph[name].dtype is tensor.dtype and _is_in_memory(graph, name)
-        if not is_kept or not _keeps_order(attention, tensor):
+        if not is_kept or not (attention.pages or _keeps_order(attention, tensor)):
             return f"%{tensor.name} would be written to memory first"
     return ""
 
@@ -128,7 +157,7 @@ def _keeps_order(attention: Attention, tensor: Tensor) -> bool:
 
 def _moves(attention: Attention) -> bool:
     """Are keys or values in another order than products of a library read, or cut out of an array for them?"""
-    if attention.layers and attention.split.positions:
+    if attention.pages or (attention.layers and attention.split.positions):
         return True
     parts = attention.rows.parts
     split = attention.split.resolve(parts)

@@ -8,14 +8,21 @@ from dataclasses import dataclass, replace
 from astitch.attention.biases import BiasSum
 from astitch.attention.choose import EXACT
 from astitch.attention.conditions import Comparison
+from astitch.attention.integers import Scale
 from astitch.attention.layers import Layered
 from astitch.attention.layout import Split, count_added
 from astitch.attention.operands import Reader, Tensor, count_features, find_repeated
+from astitch.attention.pages import Pages
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import NONE, Gradient, Mask, SinkGradient, Softmax
 from astitch.graph.ir import DotAttrs, DType, Graph
-from astitch.tile.attention import AttentionShape, Layout
-from astitch.tile.attention import Comparison as LayoutComparison
+from astitch.tile.attention_shape import (
+    AttentionShape,
+    Layout,
+)
+from astitch.tile.attention_shape import (
+    Comparison as LayoutComparison,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +34,8 @@ class Attention:
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
     share: see AttentionAttrs.  layers: of k and v, where both are the same layer of an array each; else none.
+    pages: of k and v, where tables find both; else none.
+    scales: of k and v, where both are integers, or None for one that has none; else nothing.
     gradient: how the program computes that of the scores.
     sinks, bias_sums: the nodes that give that of a sink for each row, and of a bias.
     """
@@ -52,6 +61,8 @@ class Attention:
     through_masks: bool = False
     share: int = 0
     layers: tuple[Layered, ...] = ()
+    scales: tuple[Scale | None, ...] = ()
+    pages: tuple[Pages, ...] = ()
 
     @property
     def added(self) -> list[Source]:
@@ -131,6 +142,10 @@ def describe(attention: Attention, graph: Graph) -> AttentionShape:
 
     softmax = attention.softmax
     drop, sink = softmax.drop, softmax.sink
+    scales = [
+        Layout(DType.F32, scale.node.array.size if scale else 1, (0, 0, 1, 0), 1)
+        for scale in attention.scales
+    ]
     biases = lay_out_all(softmax.biases)
     masks = [replace(m, dtype=DType.PRED) for m in lay_out_all(m.source for m in attention.masks)]
     comparisons = []
@@ -160,4 +175,6 @@ def describe(attention: Attention, graph: Graph) -> AttentionShape:
         low=softmax.low,
         sums_bias=bool(attention.bias_sums),
         sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
+        k_scale=scales[0] if scales else None,
+        v_scale=scales[1] if scales else None,
     )

@@ -11,10 +11,13 @@ from math import prod
 
 import numpy as np
 
+from astitch.attention.early_scales import find_late_scales, list_changed, scale_early
 from astitch.attention.find import AMPERE, Search
 from astitch.attention.form import Attention
+from astitch.attention.integers import Scale
 from astitch.attention.layout import POSITIONS_FIRST, Classes
 from astitch.attention.operands import FEATURES, Tensor, find_repeated
+from astitch.attention.pages import Pages
 from astitch.attention.results import Result, find_results
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.device.gpu import Gpu
@@ -40,7 +43,7 @@ from astitch.graph.ir import (
     TupleType,
     Type,
 )
-from astitch.graph.ops.attention import ARRAYS, has_two_statistics
+from astitch.graph.ops.attention import ARRAYS, SCALES, TABLES, has_two_statistics
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
 from astitch.rewrite.product_weights import Layer
@@ -68,14 +71,20 @@ def fuse_attention(
     if gpu.compute_capability < AMPERE:
         return graph
     sums = find_products(graph)
-    given = write_products(graph, sums)
+    plain = write_products(graph, sums)
+    late = find_late_scales(plain)
+    given = scale_early(plain, late)
+    of_late = {moved.product for moved in late}
     restored = {name: found.product.name for name, found in sums.items()}
     names = {product: name for name, product in restored.items()}
     search = Search(given, gpu, in_order=in_order, told=told, names=names)
     found = []
     for attention in search.run():
         origin = attention.rows.product.name
-        known = {*attention.products, origin, f"{origin}.attention"}
+        products = {*attention.products, origin}
+        known = {*products, f"{origin}.attention"}
+        if products & of_late and not attention.scales:
+            continue
         if told.covers("leave-attention", known | {names[n] for n in known if n in names}):
             search.left.append(f"attention of %{origin}: a directive leaves it as it is")
         else:
@@ -90,6 +99,7 @@ def fuse_attention(
     }
     # What else was a sum stays one.
     nodes |= {name: graph[name] for name, product in restored.items() if product not in taken}
+    nodes |= {name: plain[name] for name, product in list_changed(late) if product not in taken}
     for attention in found:
         for product in sorted(attention.products):
             if log:
@@ -124,9 +134,15 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         share=attention.share,
     )
     arrays = at.add_arrays(attention, of_queries)
+    scales = [at.add_scale(origin, scale, of_keys) for scale in attention.scales]
+    arrays += zip(SCALES, (name for name, _ in scales), strict=False)
+    tables = [at.add_table(origin, pages, of_keys) for pages in attention.pages]
+    arrays += zip(TABLES, tables, strict=False)
     if attention.layers:
         arrays.append(("layer", at.add_layer(origin, attention.layers[0].layer)))
-    attrs = replace(attrs, arrays=tuple(name for name, _ in arrays))
+    orders = tuple(order for _, order in scales)
+    attrs = replace(attrs, arrays=tuple(name for name, _ in arrays), scales=orders)
+    attrs = replace(attrs, page=attention.pages[0].size if attention.pages else 0)
     if attention.masks or attention.comparisons:
         attrs = replace(attrs, low=softmax.low, low_first=softmax.low_first)
     types = tuple(nodes[name].array for name in (q, k, v))
@@ -245,8 +261,15 @@ class _Place:
     def gather_keys(
         self, origin: Node, attention: Attention, number: int, classes: Classes
     ) -> tuple[str, Order]:
-        """The same of k (0) or v (1); of layers (an array of all of them, the order of the dimensions behind)."""
+        """The same of k (0) or v (1), or of their pages; of layers all, and the order of the dimensions behind."""
         tensor = (attention.k, attention.v)[number].resolve(self.rows.parts)
+        if attention.pages:
+            pages = attention.pages[number]
+            if not attention.layers:
+                return self._reshape(origin, pages.array, pages.shape), pages.order
+            layered = attention.layers[number]
+            shape = (layered.layer.count, *pages.shape)
+            return self._reshape(origin, layered.array, shape), pages.order
         if not attention.layers:
             return self.gather(origin, tensor, classes)
         node = self.nodes[tensor.name]
@@ -258,6 +281,50 @@ class _Place:
         batch, heads, positions, last = (places.index(c) for c in range(4))
         value = self._reshape(origin, layered.array, (layered.layer.count, *shape))
         return value, (batch, heads, positions, last)
+
+    def add_scale(self, origin: Node, scale: Scale | None, classes: Classes) -> tuple[str, Order]:
+        """(the scales of keys or values as an array of four dimensions, their order).
+
+        Batch, heads and positions are each there as a whole, or have extent 1.
+        """
+        if scale is None:
+            return self._splat(origin, 1.0, ArrayType(DType.F32, (1, 1, 1, 1))), (0, 1, 2, 3)
+        labels = tuple(map(self.rows.parts.resolve, scale.labels))
+        parts = [p for label in labels for p in label]
+        there = [c for c in range(3) if set(classes.parts[c]) & set(parts)]
+        there.sort(key=lambda c: min(parts.index(p) for p in classes.parts[c] if p in parts))
+        places = (*there, *(c for c in range(4) if c not in there))
+        held = [tuple(p for p in classes.parts[c] if p in parts) for c in there]
+        value = self._cut(origin, scale.node, labels)
+        if scale.fills:
+            array = ArrayType(DType.F32, self.nodes[value].shape)
+            ends = [self._splat(origin, number, array) for number in (1.0, math.nan)]
+            value = self.add(origin, "select", array, (value, *ends))
+        value = self._turn(origin, value, labels, held)
+        whole = [p for c in there for p in classes.parts[c]]
+        value = self._repeat(origin, value, [p for c in held for p in c], whole, 1)
+        shape = [prod(self.rows.parts.extents[p] for p in classes.parts[c]) for c in there]
+        value = self._reshape(origin, value, (*shape, *(1,) * (4 - len(there))))
+        batch, heads, positions, last = (places.index(c) for c in range(4))
+        return value, (batch, heads, positions, last)
+
+    def add_table(self, origin: Node, pages: Pages, classes: Classes) -> str:
+        """The numbers of the pages, s32 [batch, 1, 1, pages of a sequence]."""
+        batch, _, keys, _ = classes.parts
+        outer = tuple(p for p in keys if p in pages.labels)
+        extents = self.rows.parts.extents
+        count = prod(extents[p] for p in outer)
+        array = self.nodes[pages.table].array
+        value = pages.table
+        if array.dtype is not DType.S32:
+            last = pages.shape[pages.order[0]] - 1
+            ends = [self._splat(origin, end, array) for end in (0, last)]
+            value = self.add(origin, "clamp", array, (ends[0], value, ends[1]))
+            value = self._widen(origin, value, dtype=DType.S32)
+        value = self._reshape(origin, value, tuple(extents[p] for p in pages.labels))
+        given = [(p,) for p in pages.labels]
+        value = self._turn(origin, value, given, [(p,) for p in (*batch, *outer)])
+        return self._reshape(origin, value, (prod(extents[p] for p in batch), 1, 1, count))
 
     def add_layer(self, origin: Node, layer: Layer) -> str:
         """The number of a layer, bounded before it is converted where its type holds more than 32 bits with a sign."""

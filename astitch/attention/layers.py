@@ -1,4 +1,4 @@
-"""Keys and values that are one layer of an array: Tensor -> the array, and which layer of it.
+"""Keys and values that are one layer of an array: Node -> the array, and which layer of it.
 
 A loop over layers holds the caches of all of them.  A turn reads a slice, changes a row of it, and writes the row into
 the array too (loops/update_stacks.py).  Behind that the slice is a layer of the array.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astitch.attention.operands import Tensor
 from astitch.graph.edit import waits_for
 from astitch.graph.ir import DynamicSliceAttrs, Graph, Node
 from astitch.graph.ops import OPS, is_slice_update
@@ -19,18 +18,17 @@ from astitch.rewrite.product_weights import Layer, find_layer
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """array: its name.  It is [layers, ...], and one layer of it has the elements of the tensor in their order."""
+    """array: its name.  It is [layers, ...], and one layer of it has the elements of the node in their order."""
 
     array: str
     layer: Layer
 
 
-def find_layered(graph: Graph, tensor: Tensor, reader: str) -> Layered | None:
-    """None where the tensor is no layer, or one that may be overwritten before it is read.
+def find_layered(graph: Graph, node: Node, reader: str) -> Layered | None:
+    """None where the node is no layer, or one that may be overwritten before it is read.
 
-    reader: the product that reads the tensor last.
+    reader: the product that reads it last.
     """
-    node = graph[tensor.name]
     if is_slice_update(node):
         source = graph[stored_value(graph, node.operands[0])]
         layer = find_layer(graph, source)

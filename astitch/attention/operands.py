@@ -96,7 +96,7 @@ def read_product(
         product,
         value,
         sorted(over) == sorted(keys),
-        _peel(rows, product.operands[1 - side], tuple(theirs)),
+        peel(rows, product.operands[1 - side], tuple(theirs)),
         (*(labels[d] for d in batches[side]), *result),
     )
 
@@ -151,11 +151,11 @@ def read_operands(rows: RowFunctions, product: Node, labels: Sequence[Label]) ->
         for d in free_dimensions(array.rank, batch, contracted):
             own[d] = labels[place]
             place += 1
-        found.append(_peel(rows, name, tuple(own)))
+        found.append(peel(rows, name, tuple(own)))
     return found
 
 
-def _peel(rows: RowFunctions, name: str, labels: tuple[Label, ...]) -> Tensor:
+def peel(rows: RowFunctions, name: str, labels: tuple[Label, ...]) -> Tensor:
     """The array in front of what moves no element away from its row, and of conversions that lose nothing.
 
     Nor does what repeats an array along parts of the batch.  One that rounds is passed where a repetition is in front
@@ -171,7 +171,7 @@ def _peel(rows: RowFunctions, name: str, labels: tuple[Label, ...]) -> Tensor:
             return Tensor(node.name, labels, node.dtype)
         if OPS[node.op].is_conversion and not _widens(graph, node):
             here = Tensor(node.name, labels, node.dtype)
-            ahead = _peel(rows, node.operands[0], labels)
+            ahead = peel(rows, node.operands[0], labels)
             is_converted_once = graph[ahead.name].dtype is ahead.dtype
             is_repeated = len(ahead.resolve(parts).parts) < len(here.resolve(parts).parts)
             return replace(ahead, dtype=node.dtype) if is_converted_once and is_repeated else here

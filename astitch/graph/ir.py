@@ -524,6 +524,8 @@ class AttentionAttrs:
     low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
     share: of few queries (tile/few_queries.py): a block has so many keys, and another kernel joins what blocks give;
         0: of many.
+    scales: how the dimensions of k-scale and v-scale are ordered.
+    page: positions of a page, which tables find; 0: there are none.
     """
 
     scale: float
@@ -541,6 +543,8 @@ class AttentionAttrs:
     low_first: bool = False
     sums_bias: bool = False
     share: int = 0
+    scales: tuple[Order, ...] = ()
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.collectives import COLLECTIVES, COMBINED
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
-from astitch.graph.ops.other import LATENCY
+from astitch.graph.ops.other import HINT, LATENCY
 from astitch.hlo import schema
 from astitch.hlo.device_groups import read_groups
 from astitch.hlo.host_memory import InstructionKey, find_host_memory
@@ -223,9 +223,10 @@ def why_carried(instruction: Any) -> str:
     calls_host = "python" in target and "callback" in target
     if opcode == "custom-call" and (calls_host or instruction.custom_call_has_side_effect):
         return f"a call of {target!r} with effects"
-    read = {decode(LATENCY)} if opcode == "custom-call" else set[str]()
     keys = {decode(entry.key) for entry in instruction.frontend_attributes.map}
-    remarks = keys - _OF_OURS - read - _OF_PARTITIONER
+    remarks = keys - _OF_OURS - _OF_PARTITIONER
+    if decode(LATENCY) in keys:  # what tells its time is of a module with kernels
+        remarks.discard(decode(HINT))
     if remarks and opcode not in _STRUCTURE:
         return f"remarks to XLA ({', '.join(sorted(remarks))})"
     return ""
@@ -234,7 +235,7 @@ def why_carried(instruction: Any) -> str:
 _OF_PARTITIONER = frozenset({"num_batch_dims", "xla.sdy.sharding_rule"})
 """Remarks to a pass of XLA's that has run when a module comes to astitch."""
 
-_OF_OURS = frozenset({"astitch", "latency_metadata"})
+_OF_OURS = frozenset({"astitch", decode(LATENCY)})
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
 
 

@@ -19,18 +19,20 @@ from astitch.graph.ir import (
     Order,
     TupleType,
 )
-from astitch.graph.ops.attention import COMPARISONS, split_operands
+from astitch.graph.ops.attention import COMPARISONS, SCALES, split_operands
 from astitch.hlo.tile_call import render_tile_call
 from astitch.tile.attention import (
-    AttentionShape,
-    Comparison,
-    Layout,
     write_forward,
     write_forward_of_parts,
     write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
     write_join,
+)
+from astitch.tile.attention_shape import (
+    AttentionShape,
+    Comparison,
+    Layout,
 )
 from astitch.tile.few_queries import choose_tiling
 from astitch.tile.program import TileProgram
@@ -114,8 +116,15 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
     named = list(zip(a.arrays, layouts, strict=True))
     compared = [(name, layout) for name, layout in named if name in COMPARISONS]
     by_name = dict(named)
+    given = [(name, array) for name, array in zip(a.arrays, arrays, strict=True) if name in SCALES]
+    scales = {
+        name: describe_layout(array, order)
+        for (name, array), order in zip(given, a.scales, strict=True)
+    }
     batch, heads, queries, _ = (q.shape[d] for d in a.q)
     _, groups, keys, _ = (k.shape[d] for d in a.k)
+    if a.page:
+        keys = a.page * arrays[a.arrays.index("k-pages")].shape[3]
     o = list(q.shape)
     o[a.q[3]] = v.shape[a.v[3]]
     return AttentionShape(
@@ -149,6 +158,12 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         sums_bias=a.sums_bias,
         share=a.share,
         layers=layers,
+        k_scale=scales.get("k-scale"),
+        v_scale=scales.get("v-scale"),
+        page=a.page,
+        page_counts=(k.shape[a.k[0]], v.shape[a.v[0]]) if a.page else (0, 0),
+        k_pages=by_name.get("k-pages"),
+        v_pages=by_name.get("v-pages"),
     )
 
 

@@ -20,146 +20,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astitch.graph.ir import DType
+from astitch.tile.attention_shape import (
+    OTHERS,
+    AttentionShape,
+    Layout,
+    Tiling,
+    count_tiles,
+    pad_extent,
+)
 from astitch.tile.program import Builder, Parameter, Tile, TileProgram
 
 LOG2_E = math.log2(math.e)
-
-LEAST_EXTENT = 16
-"""The least extent of a factor of a product."""
 
 JOIN_WARPS = 4
 """Of a block that joins the parts of a row."""
 
 LOWEST = -(2.0**100)
 """What a score is that a condition leaves out.  A row of such scores alone has equal probabilities."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How an array lies: elements from one batch, head, position and feature to the next; 0: the same for all.
-
-    size: elements of the array.  features: how many there are.
-    """
-
-    dtype: DType
-    size: int
-    strides: tuple[int, int, int, int]
-    features: int
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A score is kept where left compares so with right.  direction: EQ, NE, LT, LE, GT or GE.
-
-    left: the same for all keys.
-    """
-
-    direction: str
-    left: Layout
-    right: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """One attention.  heads: of q.  groups: heads of k and v.
-
-    causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
-    drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
-    layers: of k and v, of which an array says which one is read; 0: there is none of it.
-    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,
-    share: see AttentionAttrs.
-    """
-
-    batch: int
-    heads: int
-    groups: int
-    queries: int
-    keys: int
-    scale: float
-    causal: bool
-    window: int
-    q: Layout
-    k: Layout
-    v: Layout
-    o: Layout
-    bias: Layout | None = None
-    precision: str = "tf32"
-    through_masks: bool = False
-    cap: float = 0.0
-    drop: Layout | None = None
-    gain: float = 0.0
-    masks: tuple[Layout, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
-    sink: Layout | None = None
-    empty: Layout | None = None
-    low: float = 0.0
-    low_first: bool = False
-    sums_bias: bool = False
-    share: int = 0
-    layers: int = 0
-
-    @property
-    def parts(self) -> int:
-        """Of the keys, each with results of its own."""
-        return count_tiles(self.keys, self.share) if self.share else 1
-
-    @property
-    def shared(self) -> int:
-        """The heads of q that read one head of k and v."""
-        return self.heads // self.groups
-
-    @property
-    def of_scores(self) -> tuple[Layout, ...]:
-        """The arrays of which a tile of scores has one, in the order in which kernels have them as parameters."""
-        compared = [side for c in self.comparisons for side in (c.left, c.right)]
-        given = (self.bias, *self.masks, *compared, self.drop)
-        return tuple(array for array in given if array)
-
-    @property
-    def arrays(self) -> tuple[Layout, ...]:
-        """All, likewise."""
-        layer = Layout(DType.S32, 1, (0, 0, 0, 0), 0) if self.layers else None
-        return (*self.of_scores, *(array for array in (self.sink, self.empty, layer) if array))
-
-    @property
-    def has_masks(self) -> bool:
-        """Do arrays say which scores are kept?"""
-        return bool(self.masks or self.comparisons)
-
-    @property
-    def has_two_statistics(self) -> bool:
-        """Are the largest score of a row and the logarithm of its sum kept apart?"""
-        return self.bias is not None
-
-    @property
-    def has_nan_rows(self) -> bool:
-        """Are probabilities NaN where masks leave a row no score?  Beside a bias they are by themselves."""
-        return self.low == -math.inf and self.has_masks and not (self.bias or self.sink)
-
-    @property
-    def has_empty_rows(self) -> bool:
-        """May masks and a band together leave a row no score, whose probabilities are then those of all keys?"""
-        is_none = self.low == math.inf or self.bias or self.sink
-        return self.has_masks and self.causal and not is_none
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """queries, keys: extents of a tile of scores.  warps, stages: see TileProgram."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def pad_extent(extent: int) -> int:
-    """The extent of the tile that holds so many elements."""
-    return max(LEAST_EXTENT, 1 << (extent - 1).bit_length())
-
-
-def count_tiles(extent: int, tile: int) -> int:
-    return -(-extent // tile)
 
 
 def write_forward(shape: AttentionShape, tiling: Tiling) -> TileProgram:
@@ -210,7 +87,9 @@ class _Seen:
     drop: Tile | None = None
 
 
-class _Kernel:
+class _Arrays:
+    """How blocks read and write the arrays."""
+
     def __init__(self, shape: AttentionShape, tiling: Tiling) -> None:
         self.shape, self.tiling = shape, tiling
         self.b = Builder()
@@ -219,6 +98,193 @@ class _Kernel:
         self.first_array = _FORWARD
         self.held: dict[int, Tile] = {}  # what is loaded in front of the loop, by its parameter
 
+    def _hold(
+        self, batch: Tile, head: Tile | None, rows: Tile | None, columns: Tile | None
+    ) -> None:
+        """Loads what is the same in all turns of the loop.  None: it is not known in front of it."""
+        s = self.shape
+        for number, layout in enumerate(s.of_scores):
+            known = (True, head is not None, rows is not None, columns is not None)
+            if all(k or not stride for k, stride in zip(known, layout.strides, strict=True)):
+                anywhere = rows or columns or batch  # where there is no step it does not matter
+                place = (batch, head or batch, rows or anywhere, columns or anywhere)
+                self.held[number] = self._load_array(number, layout, *place, turned=rows is None)
+
+    def _look(
+        self, batch: Tile, head: Tile, rows: Tile, columns: Tile, *, turned: bool = False
+    ) -> _Seen:
+        """What the arrays say of a tile of scores.  turned: keys by queries."""
+        b, s, place = self.b, self.shape, (batch, head, rows, columns)
+
+        def load(layout: Layout) -> Tile:
+            number = next(numbers)
+            held = self.held.get(number)
+            return held or self._load_array(number, layout, *place, turned=turned)
+
+        numbers = iter(range(len(s.of_scores)))
+        bias = load(s.bias) if s.bias else None
+        kept = [load(mask) for mask in s.masks]
+        for comparison in s.comparisons:
+            left, right = load(comparison.left), load(comparison.right)
+            kept.append(_compare(b, comparison.direction, left, right))
+        together = kept[0] if kept else None
+        for one in kept[1:]:
+            together = one if together is None else together & one
+        return _Seen(bias, together, load(s.drop) if s.drop else None)
+
+    def _load_array(
+        self,
+        number: int,
+        layout: Layout,
+        batch: Tile,
+        head: Tile,
+        rows: Tile,
+        columns: Tile,
+        *,
+        turned: bool,
+    ) -> Tile:
+        """Of a tile of scores; of one row or column where it is the same for all."""
+        b, (of_batch, of_head, of_row, of_column) = self.b, layout.strides
+        offsets = batch * of_batch + head * of_head
+        mask = None
+        for numbers, stride, limit, is_row in (
+            (rows, of_row, self.shape.queries, turned),
+            (columns, of_column, self.shape.keys, not turned),
+        ):
+            if stride:
+                turn = Tile.row if is_row else Tile.column
+                offsets = offsets + turn(numbers) * stride
+                inside = self._inside(numbers, limit, numbers.shape[0])
+                if inside is not None:
+                    mask = turn(inside) if mask is None else mask & turn(inside)
+        if not offsets.shape:
+            offsets = b.broadcast(offsets, (1, 1))
+        return b.load(self.first_array + number, layout.dtype, offsets, mask)
+
+    def _inside(self, numbers: Tile, limit: int, extent: int) -> Tile | None:
+        """Which of these are below a limit; None where all are.  extent: of a tile."""
+        return numbers < limit if limit % extent else None
+
+    def _places(
+        self, layout: Layout, batch: Tile, head: Tile, numbers: Tile, limit: int
+    ) -> tuple[Tile, Tile | None]:
+        """(offsets of [positions, features], which of them are in the array)."""
+        b, (of_batch, of_head, of_position, of_feature) = self.b, layout.strides
+        features = b.range(pad_extent(layout.features))
+        if batch.shape:  # the page of each position
+            own = batch * of_batch + numbers % self.shape.page * of_position
+            offsets = own.column() + head * of_head
+        else:
+            offsets = batch * of_batch + head * of_head + numbers.column() * of_position
+        offsets = offsets + features.row() * of_feature
+        inside = self._inside(numbers, limit, numbers.shape[0])
+        mask = inside.column() if inside is not None else None
+        if layout.features != features.shape[0]:
+            real = (features < layout.features).row()
+            mask = real if mask is None else mask & real
+        return offsets, mask
+
+    def _read_layer(self) -> Tile | None:
+        """Which of the layers of k and v is read."""
+        b, s = self.b, self.shape
+        if not s.layers:
+            return None
+        given = b.load(self.first_array + len(s.arrays) - 1, DType.S32, b.scalar(0))
+        return b.maximum(b.minimum(given, b.scalar(s.layers - 1)), 0)
+
+    def _load(
+        self,
+        parameter: int,
+        layout: Layout,
+        batch: Tile,
+        head: Tile,
+        numbers: Tile,
+        limit: int,
+        layer: Tile | None = None,
+    ) -> Tile:
+        """[positions, features]; 0 where there are none."""
+        offsets, mask = self._places(layout, batch, head, numbers, limit)
+        if layer is not None:
+            offsets = offsets + layer * (layout.size // self.shape.layers)
+        return self.b.load(parameter, layout.dtype, offsets, mask)
+
+    def _load_keys(
+        self, parameter: int, batch: Tile, group: Tile, columns: Tile, layer: Tile | None
+    ) -> Tile:
+        """Keys or values, in the type of q."""
+        b, s = self.b, self.shape
+        layout, table = ((s.k, "k_pages"), (s.v, "v_pages"))[parameter - _K]
+        if s.page:
+            pages = self._load_of_keys(table, batch, batch, columns / s.page, columns)
+            last = s.page_counts[parameter - _K] - 1
+            pages = b.maximum(b.minimum(pages, b.scalar(last)), 0)
+        else:
+            pages = batch
+        loaded = self._load(parameter, layout, pages, group, columns, s.keys, layer)
+        return loaded if layout.dtype.is_float else b.widen_byte(loaded, s.q.dtype)
+
+    def _load_of_keys(
+        self, name: str, batch: Tile, group: Tile, places: Tile, columns: Tile
+    ) -> Tile:
+        """A number for each key.  places: where those of the columns stand."""
+        b, s = self.b, self.shape
+        layout = getattr(s, name)
+        of_batch, of_head, *of_places = layout.strides
+        step = max(of_places)
+        offsets = batch * of_batch + group * of_head
+        if not step:
+            return b.load(
+                self._find_parameter(name), layout.dtype, b.broadcast(offsets, columns.shape)
+            )
+        inside = self._inside(columns, s.keys, columns.shape[0])
+        return b.load(self._find_parameter(name), layout.dtype, offsets + places * step, inside)
+
+    def _find_parameter(self, name: str) -> int:
+        """Of an array that is not of scores."""
+        before = OTHERS[: OTHERS.index(name)]
+        given = sum(1 for other in before if getattr(self.shape, other) is not None)
+        return self.first_array + len(self.shape.of_scores) + given
+
+    def _scale(self, x: Tile, name: str, batch: Tile, group: Tile, columns: Tile) -> Tile:
+        """[queries, keys] times the scale of each key or value, if there is one."""
+        if getattr(self.shape, name) is None:
+            return x
+        scales = self._load_of_keys(name, batch, group, columns, columns)
+        return x * self.b.convert(scales, DType.F32).row()
+
+    def _store(
+        self,
+        parameter: int,
+        layout: Layout,
+        batch: Tile,
+        head: Tile,
+        numbers: Tile,
+        limit: int,
+        value: Tile,
+    ) -> None:
+        offsets, mask = self._places(layout, batch, head, numbers, limit)
+        self.b.store(parameter, offsets, self.b.convert(value, layout.dtype), mask)
+
+    def _row_places(self, batch: Tile, head: Tile, rows: Tile) -> Tile:
+        return (batch * self.shape.heads + head) * self.shape.queries + rows
+
+    def _statistics(self) -> tuple[Parameter, ...]:
+        count = 2 if self.shape.has_two_statistics else 1
+        return (Parameter(DType.F32, count * self.row_count),)
+
+    def _load_rows(self, batch: Tile, head: Tile, rows: Tile) -> tuple[list[Tile], Tile]:
+        """(statistics, delta) of these rows; one statistic alone is a power of two."""
+        b = self.b
+        places = self._row_places(batch, head, rows)
+        inside = self._inside(rows, self.shape.queries, rows.shape[0])
+        statistics = b.load(_STATISTICS, DType.F32, places, inside)
+        delta = b.load(_DELTA, DType.F32, places, inside)
+        if not self.shape.has_two_statistics:
+            return [statistics * LOG2_E], delta
+        return [statistics, b.load(_STATISTICS, DType.F32, places + self.row_count, inside)], delta
+
+
+class _Kernel(_Arrays):
     def forward(self) -> TileProgram:
         b, s, t = self.b, self.shape, self.tiling
         batch, head, block = self._locate(s.heads, count_tiles(s.queries, t.queries), s.causal)
@@ -269,17 +335,21 @@ class _Kernel:
 
         def turn(at: Tile, most: Tile, total: Tile, o: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
-            k = self._load(_K, s.k, batch, group, columns, s.keys, layer)
+            k = self._load_keys(_K, batch, group, columns, layer)
             seen = self._look(batch, head, rows, columns)
-            scores = self._score(self._multiply(q, b.transpose(k)), seen)[0]
+            products = self._multiply(q, b.transpose(k))
+            products = self._scale(products, "k_scale", batch, group, columns)
+            scores = self._score(products, seen)[0]
             scores = self._leave_out(scores, rows.column(), columns.row(), -math.inf)
             new = b.maximum(most, b.reduce("maximum", scores, 1))
             base = new
             if s.window or s.bias:  # a tile may have no score of a row
                 base = b.select(new.same(-math.inf), 0.0, new)
             p, shrink = self._raise(scores - base.column()), self._raise(most - base)
-            v = self._load(_V, s.v, batch, group, columns, s.keys, layer)
-            o = self._multiply(self._drop(p, seen.drop), v, o * shrink.column())
+            v = self._load_keys(_V, batch, group, columns, layer)
+            weights = self._drop(p, seen.drop)
+            weights = self._scale(weights, "v_scale", batch, group, columns)
+            o = self._multiply(weights, v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 
         start = (*self._sink(batch, head, rows), b.full((t.queries, self.value_width), 0.0))
@@ -517,69 +587,6 @@ class _Kernel:
             return b.select(drop, x * gain, 0.0)
         return x * (b.convert(drop, DType.F32) * gain)
 
-    def _hold(
-        self, batch: Tile, head: Tile | None, rows: Tile | None, columns: Tile | None
-    ) -> None:
-        """Loads what is the same in all turns of the loop.  None: it is not known in front of it."""
-        s = self.shape
-        for number, layout in enumerate(s.of_scores):
-            known = (True, head is not None, rows is not None, columns is not None)
-            if all(k or not stride for k, stride in zip(known, layout.strides, strict=True)):
-                anywhere = rows or columns or batch  # where there is no step it does not matter
-                place = (batch, head or batch, rows or anywhere, columns or anywhere)
-                self.held[number] = self._load_array(number, layout, *place, turned=rows is None)
-
-    def _look(
-        self, batch: Tile, head: Tile, rows: Tile, columns: Tile, *, turned: bool = False
-    ) -> _Seen:
-        """What the arrays say of a tile of scores.  turned: keys by queries."""
-        b, s, place = self.b, self.shape, (batch, head, rows, columns)
-
-        def load(layout: Layout) -> Tile:
-            number = next(numbers)
-            held = self.held.get(number)
-            return held or self._load_array(number, layout, *place, turned=turned)
-
-        numbers = iter(range(len(s.of_scores)))
-        bias = load(s.bias) if s.bias else None
-        kept = [load(mask) for mask in s.masks]
-        for comparison in s.comparisons:
-            left, right = load(comparison.left), load(comparison.right)
-            kept.append(_compare(b, comparison.direction, left, right))
-        together = kept[0] if kept else None
-        for one in kept[1:]:
-            together = one if together is None else together & one
-        return _Seen(bias, together, load(s.drop) if s.drop else None)
-
-    def _load_array(
-        self,
-        number: int,
-        layout: Layout,
-        batch: Tile,
-        head: Tile,
-        rows: Tile,
-        columns: Tile,
-        *,
-        turned: bool,
-    ) -> Tile:
-        """Of a tile of scores; of one row or column where it is the same for all."""
-        b, (of_batch, of_head, of_row, of_column) = self.b, layout.strides
-        offsets = batch * of_batch + head * of_head
-        mask = None
-        for numbers, stride, limit, is_row in (
-            (rows, of_row, self.shape.queries, turned),
-            (columns, of_column, self.shape.keys, not turned),
-        ):
-            if stride:
-                turn = Tile.row if is_row else Tile.column
-                offsets = offsets + turn(numbers) * stride
-                inside = self._inside(numbers, limit, numbers.shape[0])
-                if inside is not None:
-                    mask = turn(inside) if mask is None else mask & turn(inside)
-        if not offsets.shape:
-            offsets = b.broadcast(offsets, (1, 1))
-        return b.load(self.first_array + number, layout.dtype, offsets, mask)
-
     def _leave_out(self, x: Tile, rows: Tile, columns: Tile, number: float) -> Tile:
         """x where a row sees a column, elsewhere a number.  rows, columns: as x has them."""
         s = self.shape
@@ -597,80 +604,6 @@ class _Kernel:
         b = self.b
         z = b.full((x.shape[0], y.shape[1]), 0.0) if z is None else z
         return b.dot(b.convert(x, y.dtype), y, z, self.shape.precision)
-
-    def _inside(self, numbers: Tile, limit: int, extent: int) -> Tile | None:
-        """Which of these are below a limit; None where all are.  extent: of a tile."""
-        return numbers < limit if limit % extent else None
-
-    def _places(
-        self, layout: Layout, batch: Tile, head: Tile, numbers: Tile, limit: int
-    ) -> tuple[Tile, Tile | None]:
-        """(offsets of [positions, features], which of them are in the array)."""
-        b, (of_batch, of_head, of_position, of_feature) = self.b, layout.strides
-        features = b.range(pad_extent(layout.features))
-        offsets = batch * of_batch + head * of_head + numbers.column() * of_position
-        offsets = offsets + features.row() * of_feature
-        inside = self._inside(numbers, limit, numbers.shape[0])
-        mask = inside.column() if inside is not None else None
-        if layout.features != features.shape[0]:
-            real = (features < layout.features).row()
-            mask = real if mask is None else mask & real
-        return offsets, mask
-
-    def _read_layer(self) -> Tile | None:
-        """Which of the layers of k and v is read."""
-        b, s = self.b, self.shape
-        if not s.layers:
-            return None
-        given = b.load(self.first_array + len(s.arrays) - 1, DType.S32, b.scalar(0))
-        return b.maximum(b.minimum(given, b.scalar(s.layers - 1)), 0)
-
-    def _load(
-        self,
-        parameter: int,
-        layout: Layout,
-        batch: Tile,
-        head: Tile,
-        numbers: Tile,
-        limit: int,
-        layer: Tile | None = None,
-    ) -> Tile:
-        """[positions, features]; 0 where there are none."""
-        offsets, mask = self._places(layout, batch, head, numbers, limit)
-        if layer is not None:
-            offsets = offsets + layer * (layout.size // self.shape.layers)
-        return self.b.load(parameter, layout.dtype, offsets, mask)
-
-    def _store(
-        self,
-        parameter: int,
-        layout: Layout,
-        batch: Tile,
-        head: Tile,
-        numbers: Tile,
-        limit: int,
-        value: Tile,
-    ) -> None:
-        offsets, mask = self._places(layout, batch, head, numbers, limit)
-        self.b.store(parameter, offsets, self.b.convert(value, layout.dtype), mask)
-
-    def _row_places(self, batch: Tile, head: Tile, rows: Tile) -> Tile:
-        return (batch * self.shape.heads + head) * self.shape.queries + rows
-
-    def _statistics(self) -> tuple[Parameter, ...]:
-        count = 2 if self.shape.has_two_statistics else 1
-        return (Parameter(DType.F32, count * self.row_count),)
-
-    def _load_rows(self, batch: Tile, head: Tile, rows: Tile) -> tuple[list[Tile], Tile]:
-        """(statistics, delta) of these rows; one statistic alone is a power of two."""
-        b = self.b
-        places = self._row_places(batch, head, rows)
-        inside = self._inside(rows, self.shape.queries, rows.shape[0])
-        statistics = b.load(_STATISTICS, DType.F32, places, inside)
-        delta = b.load(_DELTA, DType.F32, places, inside)
-        if not self.shape.has_two_statistics:
-            return [statistics * LOG2_E], delta
-        return [statistics, b.load(_STATISTICS, DType.F32, places + self.row_count, inside)], delta
 
     def _finish(
         self,

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import DType
-from astitch.tile.attention import LEAST_EXTENT, AttentionShape, Tiling, count_tiles, pad_extent
+from astitch.tile.attention_shape import (
+    LEAST_EXTENT,
+    AttentionShape,
+    Tiling,
+    count_tiles,
+    pad_extent,
+)
 
 MOST_QUERIES = 4 * LEAST_EXTENT
 """Of one tile.  More than 16 were timed in whole programs alone."""
@@ -39,8 +45,8 @@ def is_of_few(shape: AttentionShape) -> bool:
 
 
 def choose_tiling(shape: AttentionShape) -> Tiling:
-    """By the bytes of a row of keys or values; of f32 and of more bytes one tiling alone was timed."""
-    row = max(pad_extent(x.features) * x.dtype.bytes for x in (shape.k, shape.v))
+    """By the bytes of a row as products read it; of f32 and of more bytes one tiling alone was timed."""
+    row = max(pad_extent(x.features) for x in (shape.k, shape.v)) * shape.q.dtype.bytes
     queries = pad_extent(shape.queries)
     if row <= NARROW:
         return Tiling(queries, 128, 4, 2)
@@ -82,4 +88,7 @@ def project_plain_us(shape: AttentionShape, gpu: Gpu, *, moves: bool, sums: bool
     """Microseconds of the products and the softmax between them.  moves, sums: see PLAIN."""
     kept = sum(x.size * x.dtype.bytes for x in (shape.k, shape.v))
     start, passes = PLAIN[sums, moves]
+    if shape.k_scale and not sums:  # products read what is written in their type first
+        wide = sum(x.size * shape.q.dtype.bytes for x in (shape.k, shape.v))
+        return start + gpu.stream_us(kept, wide) + gpu.stream_us(wide, 0)
     return start + passes * gpu.stream_us(kept, 0)

@@ -348,17 +348,9 @@ class _Block:
         if s.weights.is_float:
             return [loaded]
         if not s.is_packed:
-            return [self._convert_byte(loaded)]
+            return [b.widen_byte(loaded, s.factor)]
         wide = b.convert(loaded, DType.S16)
         return [self._convert_nibble(x & 15) for x in (wide, wide >> 4)]
-
-    def _convert_byte(self, loaded: Tile) -> Tile:
-        """2**23 + n in f32 is 0x4B000000 | n."""
-        b, signed = self.b, self.shape.weights is DType.S8
-        wide = b.convert(loaded, DType.S32)
-        bits = (wide + 128 if signed else wide) | 0x4B000000
-        number = b.bitcast(bits, DType.F32) - (2.0**23 + 128 * signed)
-        return b.convert(number, self.shape.factor)
 
     def _convert_nibble(self, nibble: Tile) -> Tile:
         """0x4300 | n is 128 + n in bf16, 0x6400 | n is 1024 + n in f16; n: from 0 to 15."""

@@ -262,6 +262,13 @@ class Builder:
     def convert(self, x: Tile, dtype: DType) -> Tile:
         return x if x.dtype is dtype else self._compute("convert", TileType(dtype, x.shape), x)
 
+    def widen_byte(self, x: Tile, dtype: DType) -> Tile:
+        """Integers of 8 bits as floats: 2**23 + n in f32 is 0x4B000000 | n."""
+        signed = x.dtype is DType.S8
+        wide = self.convert(x, DType.S32)
+        bits = (wide + 128 if signed else wide) | 0x4B000000
+        return self.convert(self.bitcast(bits, DType.F32) - (2.0**23 + 128 * signed), dtype)
+
     def bitcast(self, x: Tile, dtype: DType) -> Tile:
         return self._compute("bitcast", TileType(dtype, x.shape), x)
 

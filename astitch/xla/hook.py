@@ -38,6 +38,7 @@ from astitch.xla.rivals import TimeAlone
 from astitch.xla.room_for_collectives import leave_room
 from astitch.xla.run_beside import run_beside
 from astitch.xla.run_late import run_late
+from astitch.xla.run_straight import run_straight
 from astitch.xla.tell_latencies import tell_latencies
 from astitch.xla.write_module import TARGET
 
@@ -185,6 +186,7 @@ def stitch_module(
     for name, passed, cost in (
         ("tell_latencies", lambda: tell_latencies(new, gpu), "uses its own times of products"),
         ("run_beside", lambda: run_beside(new, gpu), "runs kernels later than it could"),
+        ("run_straight", lambda: run_straight(new), "runs products where they hide nothing"),
         ("keep_in_turn", lambda: keep_in_turn(new, gpu), "carries what a loop sends over turns"),
         ("run_late", lambda: run_late(new), "runs kernels earlier than memory needs"),
     ):

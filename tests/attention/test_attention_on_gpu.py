@@ -19,7 +19,18 @@ from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.tile_call import TRITON
 from astitch.rewrite import sums_as_products
-from tests.attention.few_spellings import BF16, F32, OF_GROUPS, SPELLINGS, make
+from tests.attention.few_spellings import (
+    BF16,
+    F32,
+    LATE,
+    OF_GROUPS,
+    PAGED,
+    SPELLINGS,
+    make,
+    make_integers,
+    make_pages,
+    scaled_in_16_bits,
+)
 from tests.attention.few_spellings import HEADS as HEADS_OF_FEW
 from tests.attention.spellings import (
     BATCH,
@@ -57,14 +68,14 @@ def draw(dtype: Any, *given: np.ndarray) -> list[np.ndarray]:
 
 
 def measure_errors(
-    function: Callable[..., Any], arrays: list[np.ndarray]
+    function: Callable[..., Any], arrays: list[Any]
 ) -> tuple[list[float], list[float], int]:
     """(distances of XLA's results from f64, those of ours, how many calls of attention ours has)."""
     host = jax.devices("cpu")[0]  # no library multiplies all shapes in f64 on a GPU
     with jax.enable_x64(True), astitch.disabled(), jax.default_device(host):
-        wide = [
-            a.astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays
-        ]
+        wide = jax.tree.map(
+            lambda a: a.astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a, arrays
+        )
         exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
     found, texts = [], []
     for enabled in (astitch.disabled(), astitch.enabled()):
@@ -172,6 +183,30 @@ def test_few_queries_are_as_near_as_xla_s(
     monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
     function = SPELLINGS[name]
     arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS_OF_FEW))
+    before, after, calls = measure_errors(function, arrays)
+    assert calls == 2
+    assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+CACHES: dict[str, Callable[..., Any]] = {
+    **{name: scaled_in_16_bits(function) for name, function in SPELLINGS.items()},
+    **{function.__name__: function for function in (*LATE, *PAGED)},
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_of_8_bits_and_of_pages_are_as_near_as_xla_s(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(few, "LEAST_BYTES", 1)
+    monkeypatch.setattr(sums_as_products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: inf)
+    function = CACHES[name]
+    if function in PAGED:
+        arrays: list[Any] = make_pages(function)
+    else:
+        arrays = make_integers(LATE.get(function) or OF_GROUPS.get(SPELLINGS[name], HEADS_OF_FEW))
     before, after, calls = measure_errors(function, arrays)
     assert calls == 2
     assert all(a <= 1.2 * b + 1e-3 for a, b in zip(after, before, strict=True)), (before, after)

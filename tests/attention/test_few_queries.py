@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from astitch.attention import few
 from astitch.attention.fuse import fuse_attention
@@ -31,17 +32,31 @@ from tests.attention.few_spellings import (
     GROUPS,
     HEADS,
     KEYS,
+    LATE,
     OF_GROUPS,
+    PAGE,
+    PAGED,
+    PAGES,
     SCALE,
     SPELLINGS,
+    attend_to_groups,
     by_sums,
     draw,
+    gather_by_default,
+    gather_pages,
     heads_first,
     make,
+    make_integers,
+    make_pages,
     one_head_each,
+    positions_one_by_one,
     repeated,
+    scaled_in_16_bits,
+    scaled_in_f32,
+    scaled_late_by_keys,
     shared,
     softmax,
+    take_pages,
     without_a_mask,
 )
 from tests.hlo_runner import lower
@@ -66,12 +81,13 @@ def fuse(function: Callable[..., Any], arrays: list[np.ndarray]) -> tuple[Graph,
 
 
 def check(
-    function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float, count: int = 1
+    function: Callable[..., Any], arrays: list[Any], tolerance: float, count: int = 1
 ) -> Graph:
     graph, fused = fuse(function, arrays)
     found = [n.attrs for n in fused if isinstance(n.attrs, AttentionAttrs)]
     assert len(found) == count and all(attrs.share for attrs in found)
     assert not any(node.op == "dot" for node in fused)
+    arrays = jax.tree.leaves(arrays)
     wanted = run_graph(graph, arrays)
     names = [node.name for node in fused if not node.is_parameter]
     with recorded():
@@ -93,6 +109,220 @@ def test_every_spelling_is_found(name: str, dtype: np.dtype) -> None:
     function = SPELLINGS[name]
     arrays = make(dtype, heads=OF_GROUPS.get(function, HEADS))
     check(function, arrays, 3e-3 if dtype == F32 else 2e-2)
+
+
+@pytest.mark.parametrize("scaled", [scaled_in_16_bits, scaled_in_f32])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_caches_of_8_bits_are_read_as_they_lie(name: str, scaled: Callable[..., Any]) -> None:
+    function = SPELLINGS[name]
+    dtype = F32 if scaled is scaled_in_f32 else BF16
+    arrays = make_integers(OF_GROUPS.get(function, HEADS), dtype=dtype)
+    assert read_types(check(scaled(function), arrays, 2e-2)) == ("s8", "s8")
+
+
+def read_types(fused: Graph) -> tuple[str, ...]:
+    """Of the keys and values that attention reads."""
+    (node,) = (n for n in fused if isinstance(n.attrs, AttentionAttrs))
+    return tuple(fused[name].dtype.value for name in node.operands[1:3])
+
+
+@pytest.mark.parametrize("attend", LATE)
+def test_scales_may_stand_behind_the_products(attend: Callable[..., Any]) -> None:
+    assert read_types(check(attend, make_integers(LATE[attend]), 2e-2)) == ("s8", "s8")
+
+
+@pytest.mark.parametrize("attend", LATE)
+def test_late_scales_of_what_is_no_attention_stay(
+    attend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few, "project_plain_us", lambda *given, **named: 0.0)
+    arrays = make_integers(LATE[attend])
+    graph = simplify(import_hlo(lower(attend, *arrays, keep_unused=True)))
+    assert fuse_attention(graph, GPU) is graph
+
+
+def test_late_scales_stay_beside_attention_that_is_taken() -> None:
+    """Of two attentions one has scales that differ from query to query, which belong to no key."""
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        other = jnp.einsum("bhd,bthd->bht", q, k[0].astype(q.dtype)) * jnp.swapaxes(k[1], 1, 2)
+        p = softmax(other * length[:, None, None].astype(q.dtype), q.dtype)
+        return scaled_late_by_keys(q, k, v, length), jnp.einsum(
+            "bht,bthd->bhd", p * p, v[0].astype(q.dtype)
+        )
+
+    q, k, v, lengths = make_integers(HEADS)
+    graph = simplify(import_hlo(lower(attend, q, k, v, lengths, keep_unused=True)))
+    fused = simplify(check_graph(fuse_attention(graph, GPU)))
+    assert read_types(fused) == ("s8", "s8")
+    given = jax.tree.leaves([q, k, v, lengths])
+    for found, expected in zip(run_graph(fused, given), run_graph(graph, given), strict=True):
+        x, y = found.astype(np.float64), expected.astype(np.float64)
+        assert np.linalg.norm(x - y) <= 2e-2 * np.linalg.norm(y)
+
+
+SCALES: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
+    "with a dimension of features": ((BATCH, KEYS, GROUPS, 1), lambda s: s),
+    "heads first": ((BATCH, GROUPS, KEYS), lambda s: jnp.swapaxes(s, 1, 2)[..., None]),
+    "of positions": ((BATCH, KEYS), lambda s: s[:, :, None, None]),
+    "of heads": ((GROUPS,), lambda s: s[:, None]),
+    "one": ((), lambda s: s),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_may_be_shared(name: str) -> None:
+    shape, widen = SCALES[name]
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) * widen(s) for n, s in (k, v))
+        return shared(q, *wide, length)
+
+    fused = check(attend, make_integers(GROUPS, shape), 2e-2)
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_a_layer_of_caches_of_8_bits_is_read_where_it_lies() -> None:
+    def of_layer(q: Any, ks: Any, vs: Any, length: Any, number: Any) -> Any:
+        rows = [[lax.dynamic_index_in_dim(x, number, 0, False) for x in of] for of in (ks, vs)]
+        return scaled_in_16_bits(shared)(q, *rows, length)
+
+    q, *pairs, length = make_integers(GROUPS)
+    stacks = [tuple(np.stack([x, x[::-1], x]) for x in pair) for pair in pairs]
+    fused = check(of_layer, [q, *stacks, length, np.int32(1)], 2e-2)
+    (attention,) = [node for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert attention.attrs.arrays[-3:] == ("k-scale", "v-scale", "layer")
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_integers_may_have_no_scale() -> None:
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) for n, _ in (k, v))
+        return shared(q * jnp.asarray(0.01, q.dtype), *wide, length)
+
+    assert read_types(check(attend, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
+
+
+@pytest.mark.parametrize("kind", ["features", "f32"])
+def test_what_is_scaled_otherwise_stays(kind: str) -> None:
+    """A scale for each feature belongs to q, and products of f32 read f32."""
+
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = (n.astype(q.dtype) * s for n, s in (k, v))
+        return shared(q, *wide, length)
+
+    shape = (FEATURES,) if kind == "features" else ()
+    q, k, v, lengths = make_integers(GROUPS, shape, F32 if kind == "f32" else BF16)
+    left: list[str] = []
+    arrays = [q.astype(F32) if kind == "f32" else q, k, v, lengths]
+    graph = simplify(import_hlo(lower(attend, *arrays, keep_unused=True)))
+    assert fuse_attention(graph, GPU, left=left) is graph
+    assert "would be written to memory first" in left[0]
+
+
+def test_a_row_is_written_into_caches_of_8_bits() -> None:
+    def step(q: Any, k: Any, v: Any, length: Any) -> Any:
+        at = (0, length[0], 0)
+        rows = [
+            (
+                lax.dynamic_update_slice(
+                    n, jnp.ones((BATCH, 1, GROUPS, FEATURES), n.dtype), (*at, 0)
+                ),
+                lax.dynamic_update_slice(s, jnp.ones((BATCH, 1, GROUPS), s.dtype), at),
+            )
+            for n, s in (k, v)
+        ]
+        return scaled_in_16_bits(shared)(q, *rows, length), rows
+
+    assert read_types(check(step, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
+
+
+def read_attributes(fused: Graph) -> AttentionAttrs:
+    (attrs,) = (node.attrs for node in fused if isinstance(node.attrs, AttentionAttrs))
+    return attrs
+
+
+@pytest.mark.parametrize("attend", PAGED)
+def test_pages_are_read_as_they_lie(attend: Callable[..., Any]) -> None:
+    fused = check(attend, make_pages(attend), 2e-2)
+    assert read_attributes(fused).page == (1 if attend is positions_one_by_one else PAGE)
+    assert not any(node.op == "gather" and node.array.rank > 3 for node in fused)
+
+
+def test_a_page_that_is_not_there_is_nan() -> None:
+    arrays = make_pages(take_pages)
+    arrays[3][0, 4] = PAGES
+    check(take_pages, arrays, 2e-2)
+
+
+def test_a_table_of_wide_numbers_is_bounded_first() -> None:
+    q, k, v, table, lengths = make_pages(gather_by_default)
+    fused = check(gather_by_default, [q, k, v, table.astype(np.uint32), lengths], 2e-2)
+    assert read_attributes(fused).page == PAGE
+
+
+def test_pages_of_a_layer() -> None:
+    def of_layer(q: Any, k: Any, v: Any, table: Any, length: Any, number: Any) -> Any:
+        own = (lax.dynamic_index_in_dim(x, number, 0, False) for x in (k, v))
+        return gather_pages(q, *own, table, length)
+
+    q, k, v, *others = make_pages(gather_pages)
+    stacks = [np.stack([x, -x, 2 * x]) for x in (k, v)]
+    fused = check(of_layer, [q, *stacks, *others, np.int32(2)], 2e-2)
+    assert read_attributes(fused).arrays[-3:] == ("k-pages", "v-pages", "layer")
+
+
+def test_pages_of_8_bits() -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        found = ([x.at[table].get(mode="clip") for x in of] for of in (k, v))
+        wide = (n.astype(q.dtype) * s[..., None] for n, s in found)
+        return attend_to_groups(
+            q, *(x.reshape(BATCH, KEYS, GROUPS, FEATURES) for x in wide), length
+        )
+
+    q, k, v, *others = make_pages(gather_pages)
+    rng = np.random.default_rng(5)
+    pairs = [
+        (
+            rng.integers(-127, 128, x.shape).astype(np.int8),
+            rng.uniform(0.005, 0.03, x.shape[:3]).astype(BF16),
+        )
+        for x in (k, v)
+    ]
+    fused = check(attend, [q, *pairs, *others], 2e-2)
+    assert read_attributes(fused).arrays[-4:] == ("k-scale", "v-scale", "k-pages", "v-pages")
+    assert read_types(fused) == ("s8", "s8")
+
+
+def test_a_row_is_written_into_a_page() -> None:
+    def step(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        rows = jnp.ones((BATCH, GROUPS, FEATURES), k.dtype)
+        k, v = (x.at[table[:, 2], length % PAGE].set(rows) for x in (k, v))
+        return gather_by_default(q, k, v, table, length), k, v
+
+    assert read_attributes(check(step, make_pages(gather_by_default), 2e-2)).page == PAGE
+
+
+@pytest.mark.parametrize("kind", ["two sizes", "part of a page"])
+def test_what_is_not_gathered_by_whole_pages_stays(kind: str) -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        if kind == "two sizes":
+            v = v.reshape(PAGES * 2, PAGE // 2, GROUPS, FEATURES)
+            halves = jnp.stack([2 * table, 2 * table + 1], -1).reshape(BATCH, -1)
+            of_v = v.at[halves].get(mode="clip").reshape(BATCH, KEYS, GROUPS, FEATURES)
+            of_k = k.at[table].get(mode="clip").reshape(BATCH, KEYS, GROUPS, FEATURES)
+        else:
+            of_k, of_v = (
+                x.at[table].get(mode="clip")[:, :, ::2].reshape(BATCH, -1, GROUPS, FEATURES)
+                for x in (k, v)
+            )
+            of_k, of_v = (jnp.concatenate([x, x], 1) for x in (of_k, of_v))
+        return attend_to_groups(q, of_k, of_v, length)
+
+    graph, _ = fuse(attend, make_pages(gather_by_default))
+    left: list[str] = []
+    assert fuse_attention(graph, GPU, left=left) is graph
+    assert "would be written to memory first" in left[0]
 
 
 def test_blocks_that_are_enough_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,15 @@ from astitch.graph.ops.attention import (
 )
 from astitch.hlo.tiled_attention import describe_shape
 from astitch.tile.attention import (
-    Tiling,
     write_forward,
     write_forward_of_parts,
     write_gradient_of_bias,
     write_gradient_of_keys,
     write_gradient_of_queries,
     write_join,
+)
+from astitch.tile.attention_shape import (
+    Tiling,
 )
 from astitch.tile.interpret import interpret
 from astitch.tile.triton_ir import write_triton_ir

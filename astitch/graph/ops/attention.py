@@ -18,7 +18,12 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 | drop | conditions or numbers | probabilities are multiplied by it and by the gain, as dropout does |
 | sink | f32, one column | a score more for each row, which no value belongs to |
 | empty | conditions, of a head of k | has one a row without a score? of gradients of a band with masks |
+| k-scale, v-scale | numbers | keys or values, which may be integers of 8 bits, are multiplied by these |
+| k-pages, v-pages | numbers, s32 | k or v has pages in the place of batches, and a sequence has these; bounded |
 | layer | a number, s32 | k and v are [layers, ...], and this one is read; bounded as the start of a dynamic-slice |
+
+Scales are [batch or 1, heads of k or 1, positions of k or 1, 1] in the order that the attributes give.  A table is
+[batch, 1, 1, pages of a sequence].
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
 Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
@@ -71,8 +76,15 @@ COMPARISONS: Mapping[str, np.ufunc] = {
     "GE": np.greater_equal,
 }
 
-ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", "layer")
+SCALES = ("k-scale", "v-scale")
+
+TABLES = ("k-pages", "v-pages")
+
+ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", *SCALES, *TABLES, "layer")
 """In the order in which operands have them."""
+
+SEVERAL = ("mask", *COMPARISONS)
+"""Those of which there may be more than one."""
 
 COMPARED = (DType.S32, DType.F32)
 """The types of numbers that are compared."""
@@ -87,6 +99,20 @@ def split_operands(node: Node, operands: Sequence[T]) -> tuple[list[T], list[T]]
 def has_two_statistics(a: AttentionAttrs) -> bool:
     """Are the largest score of a row and the logarithm of its sum kept apart?"""
     return bool(a.tiles) and "bias" in a.arrays
+
+
+def _as_gathered(array: ArrayType, order: Order, page: int, table: ArrayType) -> ArrayType:
+    """The type of the keys or values that a table finds in pages."""
+    require_operands(
+        array.rank == table.rank == 4 and array.shape[order[2]] == page, f"{array} are no pages"
+    )
+    shape = list(array.shape)
+    shape[order[0]], shape[order[2]] = table.shape[0], table.shape[3] * page
+    return ArrayType(array.dtype, tuple(shape))
+
+
+def _in_order(array: ArrayType, order: Order) -> ArrayType:
+    return ArrayType(array.dtype, _extents(array, order))
 
 
 def _infer_attention(node: Node, operands: Sequence[Type]) -> Type:
@@ -130,8 +156,16 @@ def _check(
         require_operands(k.rank == v.rank == 5 and k.shape[0] == v.shape[0], "no layers of k and v")
         require(a.tiles != "" and node.op == "attention", "a layer of keys")
         k, v = (ArrayType(x.dtype, x.shape[1:]) for x in (k, v))
-    for array, order in ((q, a.q), (k, a.k), (v, a.v)):
-        require_operands(array.rank == 4 and array.dtype is q.dtype, f"an operand is {array}")
+    require(bool(a.page) == ("k-pages" in a.arrays), f"pages of {a.page} positions")
+    if a.page:
+        require(a.share > 0 and {*TABLES} <= {*a.arrays}, "pages of k and v for few queries")
+        tables = dict(zip(a.arrays, arrays, strict=True))
+        k = _as_gathered(k, a.k, a.page, tables["k-pages"])
+        v = _as_gathered(v, a.v, a.page, tables["v-pages"])
+    narrow = DType.S8, DType.U8
+    for array, order, scale in ((q, a.q, ""), (k, a.k, "k-scale"), (v, a.v, "v-scale")):
+        fits = array.dtype is q.dtype or (scale in a.arrays and array.dtype in narrow)
+        require_operands(array.rank == 4 and fits, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
     require((a.gain > 0) == ("drop" in a.arrays), f"a gain of {a.gain} with {a.arrays}")
     require(a.cap == 0 or (a.cap > 0 and a.tiles != ""), f"a cap of {a.cap}")
@@ -139,7 +173,7 @@ def _check(
     require(
         all(name in ARRAYS for name in a.arrays)
         and list(a.arrays) == sorted(a.arrays, key=ARRAYS.index)
-        and all(a.arrays.count(name) <= 1 for name in ("bias", "drop", "sink", "empty", "layer"))
+        and all(a.arrays.count(name) <= 1 for name in ARRAYS if name not in SEVERAL)
         and all(a.arrays.count(name) % 2 == 0 for name in COMPARISONS),
         f"no attention has the arrays {a.arrays}",
     )
@@ -150,6 +184,11 @@ def _check(
             a.share > 0 and a.tiles != "" and not a.causal and not beside and node.op == "attention"
         ),
         f"parts of {a.share} keys",
+    )
+    scaled = [name for name in a.arrays if name in SCALES]
+    require(
+        len(scaled) == len(a.scales) and (not scaled or a.share > 0),
+        f"orders of {scaled} are given",
     )
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
     require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
@@ -167,12 +206,18 @@ def _check(
             left.dtype is right.dtype and left.dtype in COMPARED and left.shape[3] == 1,
             f"{left} and {right} are not compared",
         )
+    orders = iter(a.scales)
     for name, array in zip(a.arrays, arrays, strict=True):
         wanted = (batch, heads, positions, keys)
+        if name in SCALES:
+            wanted, array = (batch, groups, keys, 1), _in_order(array, next(orders))
         if name == "sink":
             wanted = (batch, heads, positions, 1)
         if name == "empty":
             wanted = (batch, groups, 1, 1)
+        if name in TABLES:
+            wanted = (batch, 1, 1, keys // a.page)
+            require_operands(array.dtype is DType.S32, f"{array} is no table of pages")
         if name == "layer":
             wanted = (1, 1, 1, 1)
             require_operands(array.dtype is DType.S32, f"{array} is no number of a layer")
@@ -295,6 +340,25 @@ def _read_operands(a: AttentionAttrs, operands: Sequence[Array]) -> list[Array]:
     return [_canonical(x, order, heads) for x, order in zip(operands, orders, strict=False)]
 
 
+def _gather(pages: Array, order: Order, table: Array) -> Array:
+    """The keys or values that a table finds, as the pages lie."""
+    numbers = np.clip(table[:, 0, 0], 0, pages.shape[order[0]] - 1)
+    found = pages.transpose(order)[numbers]  # [batch, pages, heads, positions, features]
+    batch, count, heads, positions, features = found.shape
+    whole = found.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * positions, features)
+    return whole.transpose(np.argsort(order))
+
+
+def _scale(x: Array, a: AttentionAttrs, arrays: Sequence[Array], name: str) -> Array:
+    """Keys or values times their scales, if they have any."""
+    if name not in a.arrays:
+        return x
+    order = a.scales[-1 if name == SCALES[-1] else 0]
+    scales = arrays[a.arrays.index(name)].astype(np.float64).transpose(order)
+    many = x.shape[1] // scales.shape[1] if scales.shape[1] > 1 else 1
+    return x * np.repeat(scales, many, axis=1)
+
+
 def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     """In f64, rounded once."""
     a = attrs_of(node, AttentionAttrs)
@@ -302,7 +366,12 @@ def meanings_of_attention(node: Node, *operands: Array) -> tuple[Array, ...]:
     if "layer" in a.arrays:
         number = arrays[a.arrays.index("layer")].item()
         given[1:] = [x[min(max(number, 0), len(x) - 1)] for x in given[1:]]
+    if a.page:
+        tables = [arrays[a.arrays.index(name)] for name in TABLES]
+        k, v = (_gather(*of) for of in zip(given[1:], (a.k, a.v), tables, strict=True))
+        given[1:] = [k, v]
     q, k, v = _read_operands(a, given)
+    k, v = (_scale(x, a, arrays, name) for x, name in zip((k, v), SCALES, strict=True))
     rows = _read_arrays(a, arrays, (*q.shape[:3], k.shape[2]))
     scores = _scores(q, k, a, rows)
     _, most, total = _softmax(scores, rows.sink)

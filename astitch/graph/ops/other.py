@@ -404,6 +404,9 @@ def _leave_to_export(instruction: Any, name: str, layouts: Any) -> None:
 LATENCY = b"latency_metadata"
 """The frontend attribute that tells XLA's scheduler how many nanoseconds an instruction takes."""
 
+HINT = b"scheduler_hint"
+"""The one that tells it when to take a custom call (xla/run_straight.py)."""
+
 
 def _read_latency(instruction: Any, name: str) -> int:
     texts = [e.value for e in instruction.frontend_attributes.map if e.key == LATENCY]
