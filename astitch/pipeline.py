@@ -90,7 +90,7 @@ from astitch.search.plan_scopes import (
     plan_scopes,
     tune_planned,
 )
-from astitch.search.split_scopes import PlannedScopes
+from astitch.search.split_scopes import Decisions, PlannedScopes
 from astitch.search.travelling_plans import fingerprint as fingerprint_plans
 from astitch.search.travelling_plans import take_imported
 from astitch.stitch_scope import Left, Scopes, choose_stages, find_scopes
@@ -132,7 +132,7 @@ class Target:
     row_groups: plans what is computed of rows of few numbers, as small matrices, as such loops; None: nothing is.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     copied: the bytes that the engine copies for a plan's kernel, as it cannot write where it reads.
-    on_kernel: is given those.  directives: what the owner of the program decides.
+    on_kernel: is given those.  found: see split_scopes.  directives: what the owner of the program decides.
     after: by the name of a pass, a callback that gets what the pass hands on.
     """
 
@@ -146,6 +146,7 @@ class Target:
     render: Render | None = None
     copied: CountCopied = lambda plan: 0
     on_kernel: OnKernel = lambda plan, compiled: None
+    found: Decisions | None = None
     directives: Directives = field(default_factory=read_directives)
     after: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
 
@@ -423,6 +424,7 @@ def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
         in_loop=job.target.region is not None,
         whole=lambda scope: stays_whole(scope, job.directives),
         divided=lambda scope: bool(job.directives.names("split", scope.members, scope.name)),
+        found=job.target.found,
     )
 
 

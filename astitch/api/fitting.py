@@ -67,8 +67,8 @@ def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> 
 def _fit_limit(
     made: Any, planned: int, compile_: Callable[[], Any], compiling: Compiling, limit: int
 ) -> Any:
-    first = compiling.keep()
-    best = first, made, planned
+    best = compiling.keep(), made, planned
+    last = made, planned
     asked = float(limit)
     for closer in CLOSER if compiling.is_alone else ():
         estimated = _estimate(compiling)
@@ -76,10 +76,10 @@ def _fit_limit(
             break
         missed = max(planned - limit, asked - limit + planned - estimated if estimated else 0)
         asked = max(asked - missed - closer * limit, 1)
-        found = _compile_for(f"memory-limit {int(asked)}", compile_, compiling)
+        found = _compile_for(f"memory-limit {int(asked)}", compile_, compiling, last)
         if found is None:
             break
-        other, planned = found
+        other, planned = last = found
         if planned < best[2]:
             best = compiling.keep(), other, planned
     kept, made, planned = best
@@ -99,13 +99,19 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         return made  # less memory may cost what runs beside collectives, which no projection tells
     if planned < LEAST_PLANNED or planned <= DOUBT * first.plain_bytes:
         return made
-    plain = _plan_plain(compile_, compiling)
+    plain = _compile_plain(compile_, compiling)
     if plain is None:
         return made
-    limit = SHARE * plain
+    own, plain_bytes = plain
+    limit = SHARE * plain_bytes
     best = compiling.keep(), made, planned, ""
     asked = math.inf
     found: tuple[Any, int] | None = best[1:3]
+    last = made, planned
+
+    def is_slow() -> bool:
+        return _project(compiling) > TIME_WORTH * first.light_us
+
     for closer in CLOSER_TO_XLA:
         estimated = _estimate(compiling)
         without = WITHOUT_LOOPS if closer and _has_loops(compiling) else ""
@@ -114,17 +120,21 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         beside = planned - estimated if estimated and not without else 0
         asked = max((1 - closer) * limit - beside, 1)
         told = f"memory-limit {asked:.0f}\n{without}"
-        found = _compile_for(told, compile_, compiling)
+
+        def is_vain(closer: float = closer, asked: float = asked) -> bool:
+            ends = _estimate(compiling) > asked and not _has_loops(compiling)
+            return is_slow() and (ends or closer == CLOSER_TO_XLA[-1])
+
+        found = _compile_for(told, compile_, compiling, last, is_vain)
         if found is None:
             break
-        other, planned = found
-        is_slow = _project(compiling) > TIME_WORTH * first.light_us
-        if planned < best[2] and not is_slow:
+        other, planned = last = found
+        if planned < best[2] and not is_slow():
             best = compiling.keep(), other, planned, told
     kept, made, planned, told = best
     compiling.go_back(kept)
-    if planned > LARGER * plain and found is not None and not compiling.is_strict:
-        left = _compile_turns(compile_, compiling)
+    if planned > LARGER * plain_bytes and found is not None and not compiling.is_strict:
+        left = _compile_planned(compile_) if compiling.leave_kernels() else (own, plain_bytes)
         if left is not None and left[1] < planned:
             made, told = left[0], ONLY_TURNS
         else:
@@ -134,42 +144,53 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     return made
 
 
-def _compile_turns(compile_: Callable[[], Any], compiling: Compiling) -> tuple[Any, int] | None:
-    """The executable without kernels, and what XLA plans for it; None: XLA does not say."""
-    compiling.leave_kernels()
-    try:
-        left = compile_()
-        planned = planned_bytes(left)
-    except Exception as error:
-        pass_interrupt(error)
-        return None
-    return None if planned is None else (left, planned)
-
-
 def _has_loops(compiling: Compiling) -> bool:
     """Is a loop one kernel in the last compile?"""
     made = compiling.entry.compilation if compiling.entry else None
     return made is not None and bool(made.loop_us)
 
 
-def _plan_plain(compile_: Callable[[], Any], compiling: Compiling) -> int | None:
-    """What XLA plans for its own version; None: it does not say."""
+def _compile_plain(compile_: Callable[[], Any], compiling: Compiling) -> tuple[Any, int] | None:
+    """XLA's own version, and what XLA plans for it; None: XLA does not say."""
     compiling.off = True
     try:
-        return planned_bytes(compile_())
-    except Exception as error:
-        pass_interrupt(error)
-        return None
+        return _compile_planned(compile_)
     finally:
         compiling.off = False
 
 
+def _compile_planned(compile_: Callable[[], Any]) -> tuple[Any, int] | None:
+    """An executable, and what XLA plans for it; None: XLA does not say."""
+    try:
+        made = compile_()
+        planned = planned_bytes(made)
+    except Exception as error:
+        pass_interrupt(error)
+        return None
+    return None if planned is None else (made, planned)
+
+
 def _compile_for(
-    told: str, compile_: Callable[[], Any], compiling: Compiling
+    told: str,
+    compile_: Callable[[], Any],
+    compiling: Compiling,
+    last: tuple[Any, int],
+    is_vain: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, int] | None:
-    """The executable by such directives, and what XLA plans for it; None: there is none."""
+    """The executable by such directives, and what XLA plans for it; None: there is none.
+
+    last: the same of the last compile, where XLA need not compile again: no module twice, and none that is vain.
+    is_vain: will the stitched program neither be taken nor lead to another try?
+    """
+    before = compiling.made.module if compiling.made else None
     compiling.start_anew(told)
     try:
+        compiling.stitch_ahead()
+        if compiling.ahead is not None:
+            if not compiling.stitched:
+                return None
+            if (compiling.made and compiling.made.module == before) or is_vain():
+                return last
         other = compile_()
         planned = planned_bytes(other)
     except Exception as error:

@@ -31,7 +31,8 @@ from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock
 from astitch.toolchain.driver_assembly import assemble_in_background
-from astitch.xla.agreement import Agreed, agree, find_group
+from astitch.xla.agreement import Agreed, agree, digest_module, find_group
+from astitch.xla.compile_module import Found
 from astitch.xla.device_timer import DeviceTimer
 from astitch.xla.hook import (
     NOTHING,
@@ -42,7 +43,14 @@ from astitch.xla.hook import (
     read_module,
     stitch_module,
 )
-from astitch.xla.kept_stitchings import ONLY_TURNS, Made, key_of, load_fit, take_or_make
+from astitch.xla.kept_stitchings import (
+    ONLY_TURNS,
+    Made,
+    key_of,
+    load_fit,
+    take_or_make,
+    with_number,
+)
 from astitch.xla.marks import read_marks
 
 if TYPE_CHECKING:
@@ -214,7 +222,9 @@ class Compiling:
     memory_limit: the bytes that the program is to take at most; None: nobody says.  told: directives of a program that
     is compiled again for less memory.
     only_turns: nothing is stitched, as it would take more memory.
-    made: what became of the module last.  key: of the first one, in astitch's cache.
+    made: what became of the module last.  found: what planning found.
+    ahead: the digest of a module that XLA will hand over, and what it gets then.
+    key: of the first one, in astitch's cache.
     is_fitted: an earlier process compared its memory with what XLA's own version takes.
     refusal: what strict forbids.  handed: the HloModuleProto as XLA handed it over, if it was stitched.
     """
@@ -235,6 +245,8 @@ class Compiling:
     only_turns: bool = False
     made: Made | None = None
     key: str | None = None
+    found: Found = field(default_factory=Found)
+    ahead: tuple[str, bytes | None] | None = None
     is_fitted: bool = False
 
     @property
@@ -252,10 +264,21 @@ class Compiling:
         self.attention = self.attends = self.called = self.stitched = False
         return True
 
-    def leave_kernels(self) -> None:
-        """Makes the next compile one without kernels."""
+    def leave_kernels(self) -> bool:
+        """Makes the next compile one without kernels; False: that is XLA's own version, which counts as compiled."""
+        handed, name = self.handed, self.name
         self.start_anew("")
         self.only_turns = True
+        if handed is None:
+            return True
+        if self.settings is not None:
+            gpu, _ = _choose_gpu(self.settings, self.devices)
+            if double_buffer_alone(handed, gpu) is not None:
+                return True
+        self.called, self.attends, self.handed = True, False, None
+        self.made = Made(None, 0, MORE_MEMORY)
+        _note(self, Entry(name, 0, MORE_MEMORY, 0.0, self.made.share))
+        return False
 
     @property
     def is_alone(self) -> bool:
@@ -265,8 +288,15 @@ class Compiling:
     def start_anew(self, told: str) -> None:
         """Makes the next compile stitch once more, for less memory.  told: the directives that ask for it."""
         journal.drop(self)
-        self.told = told
+        self.told, self.ahead = told, None
         self.called = self.stitched = False
+
+    def stitch_ahead(self) -> None:
+        """Stitches the module before XLA hands it over once more: what comes of it may not be worth that."""
+        module = self.handed
+        if module is not None:
+            made = transform(module.SerializeToString(), self)
+            self.ahead, self.called = (digest_module(module), made), False
 
     def keep(self) -> dict[str, Any]:
         """What is known of the last compile."""
@@ -297,6 +327,11 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     compiling.called = True
     start = time.perf_counter()
     module = read_module(data)
+    if compiling.ahead is not None:
+        (digest, ahead), compiling.ahead = compiling.ahead, None
+        if digest == digest_module(module):
+            return ahead and with_number(ahead, module.id)
+        journal.drop(compiling)
     marks = () if compiling.settings else read_marks(module)
     if compiling.settings is None and not marks:
         return None
@@ -447,6 +482,7 @@ def _compile(
             stitch=settings.stitch,
             hand_out=assemble,
             time_alone=timer,
+            found=compiling.found,
         )
     trace_compilation(data, made.compilation)
     refuse_less(made.compilation, least_share(settings.strict))

@@ -34,6 +34,7 @@ from astitch.search.peak_memory import (
     MemoryUse,
     estimate_plain_peak,
     find_apart,
+    keeps_to,
     list_steps,
     schedule,
 )
@@ -119,6 +120,7 @@ class _Search:
             if len(fusion) > 1:
                 self.pieces[scope.name] = fusion
         self.left, self.fitted = MOST_VISITS, 1
+        self.made: dict[tuple[str, tuple[int, ...]], tuple[MemoryStep, dict[str, int]]] = {}
 
     def take_apart(self) -> dict[str, list[list[int]]]:
         """Each piece alone."""
@@ -149,7 +151,7 @@ class _Search:
                 return [*done, *(rest[i : i + size] for i in range(0, len(rest), size))]
             while fits < count < fails:
                 joined = [*done, rest[:count], *([v] for v in rest[count:])]
-                if self.order({**groups, name: joined})[1].peak <= limit:
+                if self.fits({**groups, name: joined}, limit):
                     fits = count
                 else:
                     fails = count
@@ -158,6 +160,12 @@ class _Search:
             done.append(rest[:fits])
             rest = rest[fits:]
         return done
+
+    def fits(self, groups: Groups, limit: float) -> bool:
+        """Is the peak of `order` at most the limit?"""
+        made = self.list_divided(groups)
+        self.left -= len(made.steps)
+        return keeps_to(made, limit)
 
     def order(self, groups: Groups) -> tuple[MemorySteps, MemoryUse]:
         """The steps with groups of pieces in the place of scopes, and their order."""
@@ -172,7 +180,15 @@ class _Search:
             if step.name in groups:
                 fusion, scope = self.pieces[step.name], self.by_name[step.name]
                 for group in groups[step.name]:
-                    found.append(_make_step(self.scopes.graph, fusion, scope, group, sizes))
+                    key = step.name, tuple(group)
+                    if key not in self.made:
+                        new: dict[str, int] = {}
+                        one = _make_step(self.scopes.graph, fusion, scope, group, new)
+                        self.made[key] = one, new
+                    made, new = self.made[key]
+                    found.append(made)
+                    for buffer, size in new.items():
+                        sizes.setdefault(buffer, size)
             else:
                 found.append(step)
         return replace(self.steps, steps=tuple(found), sizes=sizes)

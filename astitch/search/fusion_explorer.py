@@ -510,6 +510,17 @@ def cover_as_xla(
     return covers
 
 
+def make_xla_parts(
+    graph: Graph, scope: Scope, gpu: Gpu, proposals: Sequence[Proposal]
+) -> Scopes | None:
+    """The fusions of the first proposal that is a cover as stitch ops; None where there is none."""
+    if not proposals:
+        return None
+    fusion = make_fusion_graph(graph, scope, gpu)
+    covers = _cover_as_each(graph, scope, gpu, (), fusion, proposals)
+    return make_parts(graph, scope, covers[0]) if covers else None
+
+
 def graph_of_parts(parts: Scopes, scope: Scope, gpu: Gpu) -> tuple[FusionGraph, Mapping[str, int]]:
     """The parts of a scope as vertices, and the vertex of each op but those that are repeated."""
     members = [name for part in parts.scopes for name in part.members]

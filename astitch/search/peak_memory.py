@@ -7,6 +7,7 @@ scheduler, which runs next what frees the most bytes.  So both sides are ordered
 from __future__ import annotations
 
 import heapq
+import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -336,14 +337,21 @@ def _bytes_of(graph: Graph, buffer: str) -> int:
 def schedule(program: MemorySteps) -> MemoryUse:
     """The best of three orders: as the steps are listed, by what frees the most bytes next, and each step behind all
     that it alone waits for.  Or of the same with kernels of ours that make much of little as late as they can run."""
-    orders: list[Sequence[int]] = [
-        range(len(program.steps)),
-        tuple(_order_greedily(program)),
-        tuple(_order_by_depth(program)),
-    ]
+    return min((measure(program, order) for order in _orders(program)), key=lambda use: use.peak)
+
+
+def keeps_to(program: MemorySteps, most_bytes: float) -> bool:
+    """Is the peak of `schedule` at most so many bytes?  An order that fits is enough."""
+    return any(measure(program, order, most_bytes).peak <= most_bytes for order in _orders(program))
+
+
+def _orders(program: MemorySteps) -> Iterator[Sequence[int]]:
+    orders: list[Sequence[int]] = []
+    for find in (_order_as_listed, _order_greedily, _order_by_depth):
+        orders.append(tuple(find(program)))
+        yield orders[-1]
     if late := {n for n, step in enumerate(program.steps) if _makes_much(program, step)}:
-        orders += [tuple(_order_late(program, order, late)) for order in orders]
-    return min((measure(program, order) for order in orders), key=lambda use: use.peak)
+        yield from (tuple(_order_late(program, order, late)) for order in orders)
 
 
 MUCH_SHARE = 2
@@ -387,9 +395,9 @@ def _order_late(program: MemorySteps, order: Sequence[int], late: Collection[int
                 waiting += left
 
 
-def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:
-    """The bytes alive while each step runs.  A result takes over the memory of an equally large operand that nobody
-    reads any more."""
+def measure(program: MemorySteps, order: Sequence[int], most_bytes: float = math.inf) -> MemoryUse:
+    """The bytes alive while each step runs, up to the first one above `most_bytes`.  A result takes over the memory of
+    an equally large operand that nobody reads any more."""
     readers: dict[str, int] = {}
     for step in program.steps:
         for buffer in step.reads:
@@ -426,8 +434,14 @@ def measure(program: MemorySteps, order: Sequence[int]) -> MemoryUse:
                 held.add(buffer)
         freed += sum(dying) + shared
         profile.append(alive + more - shared + step.scratch)
+        if profile[-1] > most_bytes:
+            break
         alive += more - freed
     return MemoryUse(tuple(order), tuple(profile))
+
+
+def _order_as_listed(program: MemorySteps) -> Iterator[int]:
+    yield from range(len(program.steps))
 
 
 def _order_greedily(program: MemorySteps) -> Iterator[int]:

@@ -97,6 +97,9 @@ class Search:
 
 NO_SEARCH = Search()
 
+Decided = dict[Structure, tuple[Schedule, Search]]
+"""The schedule that won for a structure, and how it was found."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -449,7 +452,7 @@ class Planner:
     """Plans the scopes of a program for one GPU, each once; what was decided for a structure is not searched again.
 
     observe: what the CUDA compiler says of a plan, or None.  compile_early: see plan_scope.
-    faults: keeps the errors for which a scope is planned by the rules alone.
+    faults: keeps the errors for which a scope is planned by the rules alone.  decided: what was decided before.
     """
 
     def __init__(
@@ -458,11 +461,12 @@ class Planner:
         observe: Observe | None = None,
         compile_early: CompileEarly = lambda plan: None,
         faults: FaultLog | None = None,
+        decided: Decided | None = None,
     ) -> None:
         self.gpu, self.observe, self.compile_early = gpu, observe, compile_early
         self.faults = faults or FaultLog()
         self._drafts: dict[tuple[Structure, Scope], Plan | None] = {}
-        self._decided: dict[Structure, tuple[Schedule, Search]] = {}
+        self._decided: Decided = {} if decided is None else decided
 
     def draft(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan with the rules' schedule.  Raises IllegalProduct where no kernel fits the GPU."""

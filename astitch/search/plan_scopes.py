@@ -18,7 +18,7 @@ from astitch.faults import FaultLog
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, Planner
-from astitch.search.split_scopes import PlannedScopes, split_scopes
+from astitch.search.split_scopes import Decisions, PlannedScopes, split_scopes
 from astitch.search.tune import tune_scopes
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import CompilePool
@@ -72,17 +72,18 @@ def plan_scopes(
     whole: Callable[[Scope], bool] = lambda scope: False,
     divided: Callable[[Scope], bool] = lambda scope: False,
     in_loop: bool = False,
+    found: Decisions | None = None,
 ) -> PlannedScopes:
     """A plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
     render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
     kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
     copied: these copies are part of a kernel's time, so that parts which spare them are faster.
-    faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided, in_loop: see
-    split_scopes.
+    faults: keeps the errors that leave a scope without a plan.  most_bytes, whole, divided, in_loop,
+    found: see split_scopes.
     """
     faults = faults or FaultLog()
-    text_of = render or render_kernel
+    text_of, found = render or render_kernel, found or Decisions()
     threads = 0 if gpu.name == "host" else count_threads()
     with CompilePool(threads) as pool:
 
@@ -104,7 +105,7 @@ def plan_scopes(
             copies_us = time_copies(copied(plan), gpu)
             return replace(kernel, time_us=kernel.time_us + copies_us) if copies_us else kernel
 
-        planner = Planner(gpu, observe, compile_early, faults)
+        planner = Planner(gpu, observe, compile_early, faults, found.schedules)
         return split_scopes(
             scopes,
             gpu,
@@ -119,6 +120,7 @@ def plan_scopes(
             in_loop=in_loop,
             whole=whole,
             divided=divided,
+            found=found,
         )
 
 

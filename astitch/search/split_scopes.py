@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -20,7 +18,6 @@ from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
-from astitch.graph.storage import storage_name, storage_type
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.fold import count_folded
 from astitch.scope.structure import Structure, structure_of
@@ -29,15 +26,22 @@ from astitch.search.fusion_explorer import (
     Cover,
     choose_cover,
     choose_xla_cover,
-    cover_as_xla,
     divide_scope,
     estimate_penalty,
-    make_parts,
+    make_xla_parts,
     replace_scope,
 )
+from astitch.search.part_times import list_handed, sum_times, time_of
 from astitch.search.patterns import each_vertex, estimate_statements, make_fusion_graph
-from astitch.search.peak_memory import MemoryUse, list_steps, measure_regions, schedule
-from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Observe, Plan, count_statements
+from astitch.search.peak_memory import (
+    MemorySteps,
+    MemoryUse,
+    keeps_to,
+    list_steps,
+    measure_regions,
+    schedule,
+)
+from astitch.search.plan import LONG_CODE, SPILLED_BYTES, Decided, Observe, Plan, count_statements
 from astitch.search.shifted_reads import propose_steps
 from astitch.search.xla_fusions import Proposal, propose_each, propose_thrifty, read_vertices
 from astitch.stitch_scope import Scope, Scopes
@@ -268,6 +272,27 @@ class _Best:
         return self.parts_us < self.bound_us
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was found of structures.  A program that is compiled again for less memory finds it again, with the same
+    donated arguments.
+
+    schedules: see Planner.  judged: projections.  drafted_us, drafted_scratch, planned_us: of parts.  best, unplanned:
+    splits.  proposals, thrifty: XLA's fusions.  reasons: symptoms.
+    """
+
+    schedules: Decided = field(default_factory=dict)
+    judged: dict[Structure, Projection] = field(default_factory=dict)
+    drafted_us: dict[Structure, float] = field(default_factory=dict)
+    drafted_scratch: dict[Structure, int] = field(default_factory=dict)
+    planned_us: dict[Structure, float] = field(default_factory=dict)
+    best: dict[Structure, _Best] = field(default_factory=dict)
+    unplanned: dict[Structure, _Best] = field(default_factory=dict)
+    proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = field(default_factory=dict)
+    thrifty: dict[Structure, tuple[Proposal, ...]] = field(default_factory=dict)
+    reasons: dict[Structure, Reason | None] = field(default_factory=dict)
+
+
 class _Splitter:
     """Plans scope after scope of one graph, which grows by repeated broadcasts."""
 
@@ -286,9 +311,10 @@ class _Splitter:
         divided: Callable[[Scope], bool],
         gain_us: float,
         most_bytes: float,
+        found: Decisions,
     ) -> None:
         self.stays_whole, self.is_divided, self.gain_us = whole, divided, gain_us
-        self.most_bytes = most_bytes
+        self.most_bytes, self.found = most_bytes, found
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
         self.finalize, self.pool, self.faults = finalize, pool, faults
@@ -297,15 +323,6 @@ class _Splitter:
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
         self.known: dict[tuple[Structure, Scope], Plan | None] = {}
-        self.judged: dict[Structure, Projection] = {}
-        self.drafted_us: dict[Structure, float] = {}
-        self.drafted_scratch: dict[Structure, int] = {}
-        self.planned_us: dict[Structure, float] = {}
-        self.best: dict[Structure, _Best] = {}
-        self.proposals: dict[tuple[Structure, bool], tuple[Proposal, ...]] = {}
-        self.thrifty: dict[Structure, tuple[Proposal, ...]] = {}
-        self.reasons: dict[Structure, Reason | None] = {}
-        self.unplanned: dict[Structure, _Best] = {}
 
     def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
         """Begins to plan and judge scopes that will be asked for, those that take longest first.
@@ -356,9 +373,9 @@ class _Splitter:
     ) -> Reason | None:
         """A symptom; or that XLA's fusions may be faster, for all that is known without planning them.  It is looked
         for once in each structure."""
-        if structure not in self.reasons:
-            self.reasons[structure] = self.look_for_reason(plan, structure, projection)
-        return self.reasons[structure]
+        if structure not in self.found.reasons:
+            self.found.reasons[structure] = self.look_for_reason(plan, structure, projection)
+        return self.found.reasons[structure]
 
     def look_for_reason(
         self, plan: Plan, structure: Structure, projection: Projection
@@ -395,22 +412,24 @@ class _Splitter:
         """What XLA would make of a scope, also where it ended at what the plan `whole` stores, and its steps; none that
         would take long to find, or are one fusion."""
         key = structure, whole is not None
-        if key not in self.proposals:
+        if key not in self.found.proposals:
             fusion = make_fusion_graph(graph, scope, self.gpu)
             stored = list_stored(whole)
             found = propose_each(graph, scope, fusion, self.gpu, stored)
             steps = propose_steps(fusion, read_vertices(graph, scope, fusion), self.gpu)
-            self.proposals[key] = (*found, steps) if steps else found
-        return self.proposals[key]
+            self.found.proposals[key] = (*found, steps) if steps else found
+        return self.found.proposals[key]
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
-        if structure not in self.judged:
+        if structure not in self.found.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
             observed = in_doubt and count_folded(plan.kernel) <= LONG_CODE
             resources = self.observe(plan) if observed else None
-            self.judged[structure] = self.project(plan, resources) if resources else projection
-        return self.judged[structure]
+            self.found.judged[structure] = (
+                self.project(plan, resources) if resources else projection
+            )
+        return self.found.judged[structure]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan, made once for each scope, whatever graph it is in.  Raises IllegalProduct."""
@@ -427,14 +446,24 @@ class _Splitter:
     def rate_draft(self, parts: Scopes, most_us: float) -> float:
         """The time of all kernels of a split without searching; infinite if it is none, a part has no plan, or it is
         more than `most_us`."""
-        return _sum_times(
-            parts, self.draft, lambda plan: self.project(plan, None), self.drafted_us, most_us
-        )
+        return sum_times(parts, self.time_draft, self.found.drafted_us, most_us)
+
+    def time_draft(self, graph: Graph, scope: Scope) -> float:
+        """The time of a draft; its scratch is noted.  Raises IllegalProduct."""
+        structure = structure_of(graph, scope)
+        plan = self.draft(graph, scope)
+        self.found.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
+        return self.project(plan, None).time_us if plan else 0.0
+
+    def time_plan(self, graph: Graph, scope: Scope) -> float:
+        """The time of a plan.  Raises IllegalProduct."""
+        plan = self.make_plan(graph, scope)
+        return self.judge(plan).time_us if plan else 0.0
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
         self.start_planning(parts.graph, parts.scopes)
-        return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
+        return sum_times(parts, self.time_plan, self.found.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
         """The plan of a scope, or those of its parts; a part may be split `rounds` more times.  Where a fault stops it
@@ -514,7 +543,7 @@ class _Splitter:
 
     def find_unplanned(self, graph: Graph, scope: Scope, structure: Structure) -> _Best:
         """The split of the largest gain, or into its steps where they are faster; found once for each structure."""
-        if structure not in self.unplanned:
+        if structure not in self.found.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             cover = choose_cover(graph, scope, self.gpu, penalty, width=1)
             parts = divide_scope(graph, scope, self.gpu, penalty, cover)
@@ -523,17 +552,17 @@ class _Splitter:
                 stepped_us = self.rate_draft(stepped, math.inf)
                 if stepped_us < self.rate_draft(parts, stepped_us):
                     cover, parts = steps, stepped
-            self.unplanned[structure] = _Best(
+            self.found.unplanned[structure] = _Best(
                 UNSEEN_STATEMENTS, cover, graph, scope, parts, math.inf, UNPLANNED, math.inf
             )
-        return self.unplanned[structure]
+        return self.found.unplanned[structure]
 
     def split_as_known(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts, if one of its structure was: then it needs no plan as a whole."""
         graph = self.scopes.graph
         structure = structure_of(graph, scope)
         self.pool.finish(structure)
-        best = self.best.get(structure)
+        best = self.found.best.get(structure)
         if best is None or not best.is_worth:
             return False
         parts = self.divide_within_memory(scope, best)
@@ -582,8 +611,8 @@ class _Splitter:
     ) -> _Best:
         """The best split, found once for each structure; its parts are not planned if their drafts are too slow
         already."""
-        if structure in self.best:
-            return self.best[structure]
+        if structure in self.found.best:
+            return self.found.best[structure]
         limit = MAX_STATEMENTS
         if reason.symptom in _BY_LENGTH:
             length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
@@ -617,7 +646,7 @@ class _Splitter:
             hopeless &= best.parts_us < math.inf
         if not (hopeless and (as_xla or reason.symptom is Symptom.SPILL)):
             best = replace(best, parts_us=self.rate_parts(parts))
-        self.best[structure] = best
+        self.found.best[structure] = best
         return best
 
     def save_memory(self) -> None:
@@ -678,10 +707,9 @@ class _Splitter:
             bound_us = math.inf
 
         def rate(parts: Scopes) -> float:
-            least = self.find_peak(scope, parts, drafted=False)
-            if least > fits or self.find_peak(scope, parts) > fits:
-                return math.inf
-            return self.rate_draft(parts, math.inf)
+            fitting = self.keeps_to(fits, scope, parts, drafted=False)
+            fitting = fitting and self.keeps_to(fits, scope, parts)
+            return self.rate_draft(parts, math.inf) if fitting else math.inf
 
         penalty = estimate_penalty(self.gpu)
         lengths = [estimate_penalty(self.gpu, max_statements=most) for most in SAVING_STATEMENTS]
@@ -704,24 +732,26 @@ class _Splitter:
     def list_scratch(self) -> dict[str, int]:
         return {p.scope.name: p.kernel.scratch_bytes for p in self.plans}
 
-    def find_peak(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> int:
-        """The most bytes alive with these parts in the place of a scope, as they are drafted.  drafted=False: what that
-        stays not below, as if no part had scratch."""
+    def find_peak(self, scope: Scope, parts: Scopes) -> int:
+        """The most bytes alive with these parts in the place of a scope, as they are drafted."""
+        return schedule(self.list_divided(scope, parts)).peak
+
+    def keeps_to(self, most: float, scope: Scope, parts: Scopes, *, drafted: bool = True) -> bool:
+        """Is that at most so much?  drafted=False: as if no part had scratch, below which it does not stay."""
+        return keeps_to(self.list_divided(scope, parts, drafted=drafted), most)
+
+    def list_divided(self, scope: Scope, parts: Scopes, *, drafted: bool = True) -> MemorySteps:
         scratch = self.list_scratch()
         for part in parts.scopes if drafted else ():
             scratch[part.name] = self.find_scratch(parts.graph, part)
-        divided = replace_scope(self.scopes, scope.name, parts)
-        return schedule(list_steps(divided, scratch, self.regions)).peak
+        return list_steps(replace_scope(self.scopes, scope.name, parts), scratch, self.regions)
 
     def find_scratch(self, graph: Graph, scope: Scope) -> int:
         """The bytes of scratch of a draft, made once for each structure; 0 where there is no plan."""
         structure = structure_of(graph, scope)
-        if structure not in self.drafted_scratch:
-            plan = None
-            with suppress(IllegalProduct):  # it is found when the scope is rated
-                plan = self.draft(graph, scope)
-            self.drafted_scratch[structure] = plan.kernel.scratch_bytes if plan else 0
-        return self.drafted_scratch[structure]
+        if structure not in self.found.drafted_scratch:
+            self.found.drafted_us[structure] = time_of(self.time_draft, graph, scope)
+        return self.found.drafted_scratch.setdefault(structure, 0)
 
     def divide_within_memory(self, scope: Scope, best: _Best) -> Scopes | None:
         """The parts of the best split; others, where these would hand each other more than memory allows.  None: no
@@ -733,8 +763,8 @@ class _Splitter:
         scratch = {**self.list_scratch(), scope.name: best.scratch}
         whole = schedule(list_steps(self.scopes, scratch, self.regions)).peak
         least = max(self.most_bytes, whole)
-        handed = sum(_list_handed(parts, scope))
-        if whole + handed <= least or self.find_peak(scope, parts) <= least:
+        handed = sum(list_handed(parts, scope))
+        if whole + handed <= least or self.keeps_to(least, scope, parts):
             return parts
         known = self.find_proposals(graph, scope, structure_of(graph, scope))
         limit = max(least, self.find_peak_of_fusions(scope, known))
@@ -749,12 +779,8 @@ class _Splitter:
 
     def find_peak_of_fusions(self, scope: Scope, proposals: Sequence[Proposal]) -> int:
         """The most bytes alive where fusions of the first proposal compute a scope; 0 where there is none."""
-        if not proposals:
-            return 0
-        graph = self.scopes.graph
-        fusion = make_fusion_graph(graph, scope, self.gpu)
-        covers = cover_as_xla(graph, scope, self.gpu, (), fusion, proposals[0])
-        return self.find_peak(scope, make_parts(graph, scope, covers[0])) if covers else 0
+        parts = make_xla_parts(self.scopes.graph, scope, self.gpu, proposals[:1])
+        return self.find_peak(scope, parts) if parts else 0
 
     def take(
         self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
@@ -770,9 +796,9 @@ class _Splitter:
 def _find_thrifty(splitter: _Splitter, graph: Graph, scope: Scope) -> tuple[Proposal, ...]:
     """See propose_thrifty; found once for each structure."""
     structure = structure_of(graph, scope)
-    if structure not in splitter.thrifty:
-        splitter.thrifty[structure] = propose_thrifty(graph, scope, splitter.gpu)
-    return splitter.thrifty[structure]
+    if structure not in splitter.found.thrifty:
+        splitter.found.thrifty[structure] = propose_thrifty(graph, scope, splitter.gpu)
+    return splitter.found.thrifty[structure]
 
 
 def _choose_fitting(
@@ -783,7 +809,7 @@ def _choose_fitting(
 
     def rate(parts: Scopes) -> float:
         drafted_us = splitter.rate_draft(parts, best.bound_us)
-        if math.isinf(drafted_us) or splitter.find_peak(scope, parts) > limit:
+        if math.isinf(drafted_us) or not splitter.keeps_to(limit, scope, parts):
             return math.inf
         return drafted_us
 
@@ -803,43 +829,6 @@ def _find_steps(graph: Graph, scope: Scope, gpu: Gpu) -> Cover:
     return [[name for v in part for name in fusion.members[v]] for part in parts]
 
 
-def _list_handed(parts: Scopes, whole: Scope) -> Iterator[int]:
-    """The bytes of each value that the parts of a scope hand on, and the whole would not store."""
-    stored = {storage_name(parts.graph, name) for name in (*whole.outputs, *whole.inputs)}
-    handed = {storage_name(parts.graph, o) for part in parts.scopes for o in part.outputs}
-    for buffer in handed - stored:
-        yield storage_type(parts.graph, buffer).bytes
-
-
-def _sum_times(
-    parts: Scopes,
-    plan: MakePlan,
-    judge: Callable[[Plan], Projection],
-    known_us: dict[Structure, float],
-    most_us: float = math.inf,
-) -> float:
-    """The time of all parts; infinite if they are not several, one has no plan, or it is more than `most_us`.
-    known_us: times by structure; the function adds those that it computes."""
-    if len(parts.scopes) < 2:
-        return math.inf
-    structures = [structure_of(parts.graph, part) for part in parts.scopes]
-    times = Counter(structures)
-    total = sum(known_us.get(structure, 0.0) for structure in structures)
-    for part, structure in zip(parts.scopes, structures, strict=True):
-        if math.isinf(total) or total > most_us:
-            return math.inf  # whatever the others take
-        if structure not in known_us:
-            try:
-                planned = plan(parts.graph, part)
-            except IllegalProduct:
-                known_us[structure] = math.inf
-            else:
-                known_us[structure] = judge(planned).time_us if planned else 0.0
-            total += known_us[structure] * times[structure]
-    total = sum(known_us[structure] for structure in structures)
-    return math.inf if total > most_us else total
-
-
 def split_scopes(
     scopes: Scopes,
     gpu: Gpu,
@@ -855,6 +844,7 @@ def split_scopes(
     whole: Callable[[Scope], bool] = lambda scope: False,
     divided: Callable[[Scope], bool] = lambda scope: False,
     in_loop: bool = False,
+    found: Decisions | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
@@ -866,6 +856,7 @@ def split_scopes(
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     whole: is a stitch op to stay whole?  divided: is it to be split, whatever that costs?
+    found: gets what is found of structures, and has what an earlier call found.
     """
     splitter = _Splitter(
         scopes,
@@ -881,6 +872,7 @@ def split_scopes(
         divided,
         GAIN_OF_TURN_US if in_loop else XLA_GAIN_US,
         most_bytes,
+        found or Decisions(),
     )
     splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:

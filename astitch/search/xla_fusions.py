@@ -115,9 +115,10 @@ def propose_each(
     fusion: make_fusion_graph of the scope.  stored: the ops whose values that kernel keeps in global memory.
     """
     found: dict[tuple[int, ...], Proposal] = {}
+    prices: Prices = {}
     orders = 2 if len(scope.members) <= MOST_REORDERED else 1
     for ends in dict.fromkeys([frozenset[str](), frozenset(stored)]):
-        for proposal in islice(propose(graph, scope, fusion, gpu, ends), orders):
+        for proposal in islice(propose(graph, scope, fusion, gpu, ends, prices=prices), orders):
             if len(proposal.fusions) > 1:
                 found.setdefault(proposal.fusions, proposal)
     return tuple(found.values())
@@ -138,14 +139,16 @@ def propose(
     gpu: Gpu,
     stored: Set[str] = frozenset(),
     dear: float = 1.0,
+    prices: Prices | None = None,
 ) -> Iterator[Proposal]:
     """The fusions joined as XLA does, from the last value to the first; then in the order in which values are read.
 
     XLA's own order joins steps of a stencil with what they read, where the other leaves them apart.  Nothing where it
     would take too long to find them.  stored: ops that no reader computes again.  dear: so many times counts the kernel
-    of a fusion that its readers may compute; above 1 where memory is short.
+    of a fusion that its readers may compute; above 1 where memory is short.  prices: those that searches share in which
+    only `stored` and `dear` differ.
     """
-    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored, dear)
+    search = _Fusing(fusion, read_vertices(graph, scope, fusion), gpu, stored, dear, prices)
     try:
         search.give_to_readers()
         given = search.copy_state()
@@ -155,6 +158,10 @@ def propose(
             yield Proposal(search.in_order(), sum(map(search.least_us, search.inside)))
     except _TooLong:
         return
+
+
+Prices = dict[tuple[int, int], tuple[float, float]]
+"""Of vertices and those of them that are stored, as bit sets: us, and bytes read for the first time or written."""
 
 
 class _TooLong(Exception):
@@ -297,6 +304,7 @@ class _Fusing:
         gpu: Gpu,
         stored: Set[str] = frozenset(),
         dear: float = 1.0,
+        prices: Prices | None = None,
     ) -> None:
         self.fusion, self.vertices, self.gpu, self.dear = fusion, vertices, gpu, dear
         self.inside = {v: 1 << v for v in range(len(vertices))}
@@ -333,7 +341,8 @@ class _Fusing:
             )
             for vertex, made in zip(vertices, fusion.makes, strict=True)
         ]  # what `measure` asks of each vertex, which runs some 100,000 times
-        self.known: dict[tuple[int, int], tuple[float, float]] = {}
+        self.asked: set[tuple[int, int]] = set()
+        self.prices: Prices = {} if prices is None else prices
         self.gains: dict[int, dict[int, float]] = {}  # by producer and reader, while neither grows
         self.effort = 0
 
@@ -350,17 +359,24 @@ class _Fusing:
     def measure_once(self, inside: int, results: int) -> tuple[float, float]:
         """(time_us, bytes that are read for the first time or written)."""
         key = inside, results
-        if key not in self.known:
-            self.known[key] = self.measure(inside, results)
-        return self.known[key]
+        if key not in self.asked:
+            self.asked.add(key)
+            self.count_effort(inside.bit_count())
+        if key not in self.prices:
+            self.prices[key] = self.measure(inside, results)
+        return self.prices[key]
+
+    def count_effort(self, vertices: int) -> None:
+        """Searches that share prices give up at the same place as alone."""
+        if vertices <= MOST_VERTICES:
+            self.effort += vertices
+            if self.effort > EFFORT:
+                raise _TooLong
 
     def measure(self, inside: int, results: int) -> tuple[float, float]:
         several = inside.bit_count()
         if several > MOST_VERTICES:
             return math.inf, math.inf
-        self.effort += several
-        if self.effort > EFFORT:
-            raise _TooLong
         same: dict[int, float] = {}  # evaluations at the place of the result, at other places
         other: dict[int, float] = {}
         read: dict[int, float] = {}

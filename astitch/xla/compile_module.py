@@ -32,6 +32,7 @@ from astitch.search.peak_memory import (
     list_steps,
     schedule,
 )
+from astitch.search.split_scopes import Decisions
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
@@ -63,6 +64,14 @@ from astitch.xla.updates import find_carried_transposes, find_donated_updates
 from astitch.xla.write_module import export_program
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What planning found of structures: of the program's own, and of those in regions, where less is donated."""
+
+    in_program: Decisions = field(default_factory=Decisions)
+    in_regions: Decisions = field(default_factory=Decisions)
+
+
 @pause_collector()
 def compile_for_xla(
     graph: Graph,
@@ -78,6 +87,7 @@ def compile_for_xla(
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
     time_alone: TimeAlone | None = None,
     directives: Directives | None = None,
+    found: Found | None = None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
@@ -91,6 +101,7 @@ def compile_for_xla(
     time_alone: times parts of the program on its device.  Kernels far from the speed of light are compared with XLA's
     version of their ops, and left to it where that is faster.  None: there is no such device.
     directives: what the owner of the program decides; None: as ASTITCH_STITCHES says.
+    found: gets what planning finds, and has what it found when this graph was compiled before.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
     it is raised.
     Raises AstitchError.
@@ -112,6 +123,7 @@ def compile_for_xla(
         attention,
         time_alone,
         told,
+        found or Found(),
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
@@ -129,6 +141,7 @@ def compile_for_xla(
             row_groups=job.planner,
             faults=faults,
             directives=told,
+            found=job.found.in_regions,
         )
     compilation, regions = export_bodies(
         compilation, partial(_prepare_body, job), partial(_take_loops, job)
@@ -160,6 +173,7 @@ class _Job:
     attention: bool
     time_alone: TimeAlone | None
     directives: Directives
+    found: Found
     timed: dict[Structure, str] = field(default_factory=dict)
 
     def leave_outrun(self, compilation: Compilation, kernels: Kernels) -> Kernels:
@@ -221,6 +235,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
         copied=lambda plan: count_copied(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
         directives=job.directives,
+        found=job.found.in_program,
         after={"leave": begin, "stitch_remotely": on_scopes},
     )
     try:

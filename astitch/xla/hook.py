@@ -27,7 +27,7 @@ from astitch.rewrite.narrow_products import LEAST_NUMBERS
 from astitch.show.compilation import Compilation
 from astitch.show.share import NOT_ASKED
 from astitch.toolchain.driver_assembly import Unit
-from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.compile_module import Found, compile_for_xla
 from astitch.xla.double_buffer import Doubled, double_buffer
 from astitch.xla.instructions import ELEMENTWISE
 from astitch.xla.keep_in_turn import keep_in_turn
@@ -140,6 +140,7 @@ def stitch_module(
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
     time_alone: TimeAlone | None = None,
     stitch: str = "",
+    found: Found | None = None,
 ) -> Stitching:
     """The module with kernels, for a device.
 
@@ -165,6 +166,7 @@ def stitch_module(
         hand_out=hand_out,
         time_alone=time_alone,
         directives=told,
+        found=found,
     )
     new = read_module(written)
     kernels = count_kernels(new) + count_attentions(new) - count_attentions(module)

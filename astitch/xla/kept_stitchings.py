@@ -138,10 +138,14 @@ def _load(key: str, module: Any) -> Made | None:
     kept = unpack(data)
     if kept.module is None:
         return kept
-    numbered = read_module(kept.module)
-    numbered.id = module.id
-    new = bytes(numbered.SerializeToString())
-    return replace(kept, module=new)
+    return replace(kept, module=with_number(kept.module, module.id))
+
+
+def with_number(module: bytes, number: int) -> bytes:
+    """A serialized module with the number of the one that XLA handed over."""
+    numbered = read_module(module)
+    numbered.id = number
+    return bytes(numbered.SerializeToString())
 
 
 def pack(made: Made) -> bytes:

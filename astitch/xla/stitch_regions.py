@@ -25,6 +25,7 @@ from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import FallbackStep
 from astitch.search.patterns import make_fusion_graph
+from astitch.search.split_scopes import Decisions
 from astitch.search.xla_fusions import propose
 from astitch.show.compilation import Body, Compilation
 from astitch.show.share import ONE_SIZE, ONLY_MOVES, SINGLE, list_regions
@@ -50,9 +51,10 @@ def stitch_bodies(
     row_groups: LoopPlanner | None = None,
     faults: FaultLog | None = None,
     directives: Directives = NOTHING,
+    found: Decisions | None = None,
 ) -> Compilation:
     """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
-    attention, row_groups, directives: see Target.  faults: keeps the errors that leave a region to XLA."""
+    attention, row_groups, directives, found: see Target.  faults: keeps the errors that leave a region to XLA."""
     faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
@@ -79,6 +81,7 @@ def stitch_bodies(
                         attention=attention,
                         row_groups=row_groups,
                         directives=directives,
+                        found=found,
                     )
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
                 except Exception as error:
@@ -96,6 +99,7 @@ def stitch_bodies(
                     row_groups=row_groups,
                     faults=faults,
                     directives=directives,
+                    found=found,
                 )
                 bodies[region] = Body(node.name, node.op, region, inner, {node.name: times})
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))

@@ -29,6 +29,7 @@ from astitch.search.peak_memory import (
     _order_late,
     estimate_plain_peak,
     find_alive,
+    keeps_to,
     list_plain_steps,
     list_steps,
     measure,
@@ -241,6 +242,15 @@ def peak_of(scopes: Scopes) -> int:
     use = schedule(steps)
     assert runs_behind_what_it_reads(steps, use.order)
     return use.peak
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_limit_is_kept_to_from_the_peak_on(count: int) -> None:
+    """No order of the steps is looked at for longer than it takes to tell."""
+    weights = [jax.ShapeDtypeStruct((512, 1024), jnp.float32)] * count
+    steps = list_steps(find_whole(normalise_and_multiply, weights)[1])
+    peak = schedule(steps).peak
+    assert [keeps_to(steps, peak + more) for more in (-1, 0, 1)] == [False, True, True]
 
 
 def runs_behind_what_it_reads(program: MemorySteps, order: tuple[int, ...]) -> bool:

@@ -39,6 +39,7 @@ from astitch.search.plan import Plan, plan_scope
 from astitch.search.split_scopes import (
     LONG_CODE,
     MANY_BARRIERS,
+    Decisions,
     PlannedScopes,
     Reason,
     Split,
@@ -588,6 +589,29 @@ def test_a_split_whose_draft_is_hopeless_is_not_planned(part_us: float, looked_a
     if not looked_at:
         (decision,) = found.splits
         assert decision.parts == () and 12.0 < decision.parts_us < math.inf
+
+
+@pytest.mark.parametrize("rows", [400, 4096, 100_000])
+def test_what_was_found_of_structures_is_not_looked_for_again(rows: int) -> None:
+    """A program that is compiled again, with other names, has the same plans."""
+    drafted: list[str] = []
+
+    def draft(graph: Graph, scope: Scope) -> Plan | None:
+        drafted.append(scope.name)
+        return plan_on_h100(graph, scope)
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        if plan.scope.name == "stitch_0":
+            return replace(project_plan(plan, None), time_us=1000.0, spill_bytes=1000)
+        return project_plan(plan, resources)
+
+    known, scopes = Decisions(), scopes_of(statistics(6, rows))
+    first, second = (
+        split_scopes(scopes, H100, plan=plan_on_h100, draft=draft, project=project, found=known)
+        for _ in range(2)
+    )
+    assert first == second and first.splits[0].parts
+    assert drafted and len(drafted) == len(known.drafted_us)
 
 
 @pytest.mark.parametrize(("part_us", "early"), [(60.0, True), (20.0, False)])

@@ -13,9 +13,10 @@ import pytest
 
 import astitch
 from astitch.api import fitting
-from astitch.api.transformation import journal
+from astitch.api.transformation import Compiling, journal
 from astitch.faults import FaultWarning
 from astitch.show.memory import MemoryLimitWarning
+from astitch.xla.kept_stitchings import Made
 from tests.ahead_of_time import GPU, devices, needs_hook
 
 pytestmark = needs_hook
@@ -119,7 +120,10 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
         def keep(self) -> tuple[Any, ...]:
             return ("first",)
 
-        made = None
+        made = ahead = None
+
+        def stitch_ahead(self) -> None:
+            pass
 
         def start_anew(self, told: str) -> None:
             calls.append(told)
@@ -133,6 +137,32 @@ def test_a_compile_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
     with pytest.warns(FaultWarning, match="less memory cannot be had"):
         assert fitting.fit_memory("made", fail, Compiling()) == "made"  # type: ignore[arg-type]
     assert calls[-1] == ("first",)
+
+
+def test_xla_compiles_no_module_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try is what the program was before."""
+    monkeypatch.setattr(fitting, "planned_bytes", lambda made: 20 * LAYER)
+    asked: list[str] = []
+
+    class Same:
+        memory_limit, stitched, off, is_alone, entry = 10 * LAYER, True, False, True, None
+        made = Made(b"module", 1, "")
+        ahead: tuple[str, bytes] | None = None
+
+        def keep(self) -> dict[str, Any]:
+            return {}
+
+        def go_back(self, kept: dict[str, Any]) -> None:
+            pass
+
+        def start_anew(self, told: str) -> None:
+            asked.append(told)
+
+        def stitch_ahead(self) -> None:
+            self.ahead = "digest", b"module"
+
+    compiled = fitting.fit_memory("made", lambda: pytest.fail("it is"), Same())  # type: ignore[arg-type]
+    assert compiled == "made" and len(asked) == len(fitting.CLOSER)
 
 
 # ---- no limit: what XLA's own version takes is one ---------------------------------------------------------------
@@ -228,7 +258,7 @@ def test_no_program_takes_more_than_xlas_own(name: str, monkeypatch: pytest.Monk
 
 
 def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_plan_plain", lambda *_: pytest.fail("it is"))
+    monkeypatch.setattr(fitting, "_compile_plain", lambda *_: pytest.fail("it is"))
     monkeypatch.setattr(fitting, "DOUBT", 1.5)
     plan(make_step(jax.nn.gelu))
 
@@ -244,12 +274,15 @@ def test_a_larger_program_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fitting, "LARGER", 1.0)
     xla = plan_program("word2vec", stitches=False)
     tries: list[Any] = []
-    compile_turns = fitting._compile_turns
-    monkeypatch.setattr(
-        fitting, "_compile_turns", lambda *given: tries.append(given) or compile_turns(*given)
-    )
+    leave = Compiling.leave_kernels
+
+    def leave_kernels(compiling: Compiling) -> bool:
+        tries.append(leave(compiling))
+        return bool(tries[-1])
+
+    monkeypatch.setattr(Compiling, "leave_kernels", leave_kernels)
     for _ in range(2):
         assert plan_program("word2vec") == xla
         entry = astitch.report().programs[-1]
         assert not entry.kernels and "more memory" in str(entry)
-    assert len(tries) == 1, "what was found is kept"
+    assert tries == [False], "what was found is kept, and XLA's own version is compiled once"
