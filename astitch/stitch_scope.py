@@ -258,6 +258,9 @@ def _keeps_more(
 MOST_KEPT = 16 << 20
 """Bytes that may stay alive until a later stage beyond those that are no more stored for it."""
 
+MOST_OF_SAVED = 64
+"""They may be so many times these: sums of parts, but no sums of whole arrays."""
+
 
 def _find_along(
     graph: Graph,
@@ -272,12 +275,12 @@ def _find_along(
     """An op and those that only it needs, back to what is in memory and nobody else reads: all of them may move to
     a later stage.
 
-    None may where that stores as many bytes, or keeps many more.  So a result in bf16 of sums in f32 moves, though the
-    sums alone are larger than the result.
+    None may where that keeps many more bytes.  So a result in bf16 of sums in f32 moves, though the sums alone are larger
+    than the result.
     """
     along: dict[str, None] = {}
     pending, seen = [(-place[node.name], node.name)], {node.name}
-    stored = kept = 0
+    kept = 0
     while pending:
         name = heapq.heappop(pending)[1]  # all readers of it that may move along are known
         others = [u for u in graph.users[name] if u not in along]
@@ -288,12 +291,9 @@ def _find_along(
             if graph[stored_value(graph, name)].name in outside:
                 kept += array_of(graph[name]).bytes
             continue
-        if name != node.name and (
-            early or is_held(graph, graph[name]) or any(is_barrier(graph[u]) for u in others)
-        ):
-            if all(stage[u] <= stage[name] for u in others):
-                stored += array_of(graph[name]).bytes
-            continue
+        stays = early or is_held(graph, graph[name]) or any(is_barrier(graph[u]) for u in others)
+        if name != node.name and stays:
+            return ()  # it would be stored, or read there beside its kernel
         along[name] = None
         if len(along) > MOST_NEAR or isinstance(graph[name].type, TupleType):
             return ()
@@ -301,7 +301,7 @@ def _find_along(
             if operand not in seen:
                 seen.add(operand)
                 heapq.heappush(pending, (-place[operand], operand))
-    return along if stored < saved and kept - saved <= MOST_KEPT else ()
+    return along if kept - saved <= min(MOST_KEPT, MOST_OF_SAVED * saved) else ()
 
 
 def _choose_stages(
