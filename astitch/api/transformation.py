@@ -271,14 +271,23 @@ class Compiling:
         self.only_turns = True
         if handed is None:
             return True
-        if self.settings is not None:
-            gpu, _ = _choose_gpu(self.settings, self.devices)
-            if double_buffer_alone(handed, gpu) is not None:
-                return True
+        if self._doubles(handed):
+            return True
         self.called, self.attends, self.handed = True, False, None
         self.made = Made(None, 0, MORE_MEMORY)
         _note(self, Entry(name, 0, MORE_MEMORY, 0.0, self.made.share))
         return False
+
+    def _doubles(self, handed: Any) -> bool:
+        """Do loops of a module take several turns in one without kernels?  What fails there does so in a compile too,
+        which says it."""
+        if self.settings is None:
+            return False
+        gpu, _ = _choose_gpu(self.settings, self.devices)
+        try:
+            return double_buffer_alone(handed, gpu) is not None
+        except Exception:
+            return False
 
     @property
     def is_alone(self) -> bool:

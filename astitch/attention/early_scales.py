@@ -3,12 +3,12 @@
     (q k8) * s_k, (p * s_v) v8    ->    q (k8 * s_k), p (v8 * s_v)
 
 k8 and v8 are integers of 8 bits.  So there is one form to look for, that of integers.py, and scores are those of plain
-attention.  What is not taken as attention afterwards keeps its spelling.
+attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.attention.indices import varying_dimensions
@@ -34,8 +34,8 @@ from astitch.rewrite.draft import read_splat
 class Moved:
     """A multiplication by scales.  node: its name.  value: what it multiplies.  product: of the integers.
 
-    side: the operand of the product that is integers.  scales: their name.  dimensions: where theirs stand among those
-    of that operand; -1: one of extent 1 that stands nowhere.
+    side: the operand of the product that is integers.  scales: a node's name.  dimensions: for each dimension of the
+    scales, which one of that operand it is; -1: none, its extent is 1.
     """
 
     node: str
@@ -47,16 +47,46 @@ class Moved:
 
 
 def find_late_scales(graph: Graph) -> list[Moved]:
-    """At most one for each product."""
-    found = []
+    """At most one for each product and each multiplication.  No product waits for itself where all are moved."""
+    found: dict[str, Moved] = {}
+    scales: dict[str, str] = {}
+    order, in_order = graph.order, True
     for node in graph:
-        if isinstance(node.attrs, DotAttrs):
-            for side in (0, 1):
-                if _is_of_integers(graph, graph[node.operands[side]]):
-                    moved = _find_behind(graph, node, side) or _find_before(graph, node, side)
-                    found += [moved] if moved else []
-                    break
-    return found
+        side = _find_integers(graph, node)
+        if side is None:
+            continue
+        moved = _find_behind(graph, node, side) or _find_before(graph, node, side)
+        if moved is None or moved.node in found:
+            continue
+        is_before = order[moved.scales] < order[node.name]
+        if (is_before and in_order) or not _waits(graph, moved.scales, node.name, scales):
+            in_order = in_order and is_before
+            found[moved.node] = moved
+            scales[node.name] = moved.scales
+    return list(found.values())
+
+
+def _find_integers(graph: Graph, node: Node) -> int | None:
+    """Which operand of a product is integers."""
+    if not isinstance(node.attrs, DotAttrs):
+        return None
+    sides = (n for n, name in enumerate(node.operands) if _is_of_integers(graph, graph[name]))
+    return next(sides, None)
+
+
+def _waits(graph: Graph, name: str, product: str, scales: Mapping[str, str]) -> bool:
+    """Does a node wait for a product, where others have scales in front of them?  scales: of these, by product."""
+    pending, seen = [name], {name}
+    while pending:
+        reached = pending.pop()
+        if reached == product:
+            return True
+        before = graph[reached].operands
+        before = (*before, scales[reached]) if reached in scales else before
+        new = [operand for operand in before if operand not in seen]
+        seen.update(new)
+        pending += new
+    return False
 
 
 def scale_early(graph: Graph, found: list[Moved]) -> Graph:
@@ -98,6 +128,16 @@ def _multiply(nodes: dict[str, Node], factor: str, moved: Moved) -> str:
     return result
 
 
+def _is_given(graph: Graph, name: str) -> bool:
+    """Is a value an argument, moved and converted at most?"""
+    node = graph[name]
+    while True:
+        row = OPS[node.op]
+        if not (row.is_conversion or row.is_broadcast or row.permutes or _reshapes(node)):
+            return node.is_parameter
+        node = graph[node.operands[0]]
+
+
 def _reshapes(node: Node) -> bool:
     return OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX
 
@@ -131,7 +171,9 @@ def _find_behind(graph: Graph, product: Node, side: int) -> Moved | None:
         if isinstance(node.attrs, TransposeAttrs):
             places = tuple(places[d] for d in node.attrs.permutation)
         elif is_multiplication(node):
-            other = next((o for o in node.operands if o != before.name), before.name)
+            other = next((o for o in node.operands if o != before.name), "")
+            if not other:
+                return None  # a square
             if read_splat(graph, other) is not None:
                 continue
             known = {d: theirs[p] for d, p in enumerate(places) if p in theirs}
@@ -152,7 +194,8 @@ def _find_before(graph: Graph, product: Node, side: int) -> Moved | None:
     while len(graph.users[node.name]) == 1 and node.name not in graph.outputs:
         if is_multiplication(node):
             known = {d: theirs[p] for d, p in enumerate(places) if p in theirs}
-            for value, other in (node.operands, node.operands[::-1]):
+            pairs = [node.operands, node.operands[::-1]]
+            for value, other in sorted(pairs, key=lambda pair: not _is_given(graph, pair[1])):
                 moved = Moved(node.name, value, product.name, side, other, ())
                 if read := _read(graph, moved, known):
                     return read
@@ -203,10 +246,3 @@ def _read(graph: Graph, moved: Moved, known: Mapping[int, int]) -> Moved | None:
 
 def _drop_ones(shape: Sequence[int]) -> list[int]:
     return [extent for extent in shape if extent > 1]
-
-
-def list_changed(found: list[Moved]) -> Iterator[tuple[str, str]]:
-    """(a node that scale_early changes, the product)."""
-    for moved in found:
-        yield moved.node, moved.product
-        yield moved.product, moved.product

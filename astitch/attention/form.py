@@ -35,7 +35,7 @@ class Attention:
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
     share: see AttentionAttrs.  layers: of k and v, where both are the same layer of an array each; else none.
     pages: of k and v, where tables find both; else none.
-    scales: of k and v, where both are integers, or None for one that has none; else nothing.
+    scales: of k and v, where both are multiplied by some (integers.py), None for one that is not; else nothing.
     gradient: how the program computes that of the scores.
     sinks, bias_sums: the nodes that give that of a sink for each row, and of a bias.
     """

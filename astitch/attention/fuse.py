@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from astitch.attention.early_scales import find_late_scales, list_changed, scale_early
+from astitch.attention.early_scales import find_late_scales, scale_early
 from astitch.attention.find import AMPERE, Search
 from astitch.attention.form import Attention
 from astitch.attention.integers import Scale
@@ -72,34 +72,24 @@ def fuse_attention(
         return graph
     sums = find_products(graph)
     plain = write_products(graph, sums)
+    names = {found.product.name: name for name, found in sums.items()}
     late = find_late_scales(plain)
-    given = scale_early(plain, late)
-    of_late = {moved.product for moved in late}
-    restored = {name: found.product.name for name, found in sums.items()}
-    names = {product: name for name, product in restored.items()}
-    search = Search(given, gpu, in_order=in_order, told=told, names=names)
-    found = []
-    for attention in search.run():
-        origin = attention.rows.product.name
-        products = {*attention.products, origin}
-        known = {*products, f"{origin}.attention"}
-        if products & of_late and not attention.scales:
-            continue
-        if told.covers("leave-attention", known | {names[n] for n in known if n in names}):
-            search.left.append(f"attention of %{origin}: a directive leaves it as it is")
-        else:
-            found.append(attention)
+    while True:
+        given = scale_early(plain, late)
+        search = Search(given, gpu, in_order=in_order, told=told, names=names)
+        found = _search(search, {moved.product for moved in late}, told)
+        taken = {name for attention in found for name in _list_products(attention)}
+        kept = [moved for moved in late if moved.product in taken]
+        if len(kept) == len(late):
+            break
+        late = kept  # the others are read as they are, by what is taken too
     if left is not None:
         left += search.left
     if not found:
         return graph
     nodes = {**graph.nodes, **given.nodes}
-    taken = {
-        name for attention in found for name in (*attention.products, attention.rows.product.name)
-    }
     # What else was a sum stays one.
-    nodes |= {name: graph[name] for name, product in restored.items() if product not in taken}
-    nodes |= {name: plain[name] for name, product in list_changed(late) if product not in taken}
+    nodes |= {name: graph[name] for product, name in names.items() if product not in taken}
     for attention in found:
         for product in sorted(attention.products):
             if log:
@@ -107,6 +97,31 @@ def fuse_attention(
         _write(nodes, attention)
     live = keep_live_nodes(sort_nodes(nodes, [*given.nodes, *graph.outputs], {}), graph.outputs)
     return replace(graph, nodes=live)
+
+
+def _search(search: Search, of_late: Collection[str], told: Directives) -> list[Attention]:
+    """What is found and not left by a directive.
+
+    of_late: products whose scales were moved in front of them, which only kernels that read integers may have.
+    """
+    found = []
+    for attention in search.run():
+        products = _list_products(attention)
+        if products & {*of_late} and not attention.scales:
+            continue
+        origin = attention.rows.product.name
+        known = {*products, f"{origin}.attention"}
+        names = {search.names[name] for name in known if name in search.names}
+        if told.covers("leave-attention", known | names):
+            search.left.append(f"attention of %{origin}: a directive leaves it as it is")
+        else:
+            found.append(attention)
+    return found
+
+
+def _list_products(attention: Attention) -> set[str]:
+    """Those that are replaced, and the one that gives the scores."""
+    return {*attention.products, attention.rows.product.name}
 
 
 def _write(nodes: dict[str, Node], attention: Attention) -> None:
@@ -311,31 +326,29 @@ class _Place:
     def add_table(self, origin: Node, pages: Pages, classes: Classes) -> str:
         """The numbers of the pages, s32 [batch, 1, 1, pages of a sequence]."""
         batch, _, keys, _ = classes.parts
-        outer = tuple(p for p in keys if p in pages.labels)
+        labels = self.rows.parts.resolve(pages.labels)
+        outer = tuple(p for p in keys if p in labels)
         extents = self.rows.parts.extents
-        count = prod(extents[p] for p in outer)
-        array = self.nodes[pages.table].array
-        value = pages.table
-        if array.dtype is not DType.S32:
-            last = pages.shape[pages.order[0]] - 1
-            ends = [self._splat(origin, end, array) for end in (0, last)]
+        value = self._bound(origin, pages.table, pages.shape[pages.order[0]])
+        value = self._reshape(origin, value, tuple(extents[p] for p in labels))
+        value = self._turn(origin, value, [(p,) for p in labels], [(p,) for p in (*batch, *outer)])
+        count, each = (prod(extents[p] for p in some) for some in (batch, outer))
+        return self._reshape(origin, value, (count, 1, 1, each))
+
+    def _bound(self, origin: Node, value: str, count: int) -> str:
+        """Numbers of `count` things in 32 bits, bounded first where their type holds more than these with a sign."""
+        array = self.nodes[value].array
+        if not np.can_cast(array.dtype.numpy, np.int32):
+            ends = [self._splat(origin, end, array) for end in (0, count - 1)]
             value = self.add(origin, "clamp", array, (ends[0], value, ends[1]))
-            value = self._widen(origin, value, dtype=DType.S32)
-        value = self._reshape(origin, value, tuple(extents[p] for p in pages.labels))
-        given = [(p,) for p in pages.labels]
-        value = self._turn(origin, value, given, [(p,) for p in (*batch, *outer)])
-        return self._reshape(origin, value, (prod(extents[p] for p in batch), 1, 1, count))
+        return self._widen(origin, value, dtype=DType.S32)
 
     def add_layer(self, origin: Node, layer: Layer) -> str:
-        """The number of a layer, bounded before it is converted where its type holds more than 32 bits with a sign."""
+        """The number of a layer."""
         one = ArrayType(DType.S32, (1, 1, 1, 1))
         if isinstance(layer.number, int):
             return self._splat(origin, layer.number, one)
-        number, array = layer.number, self.nodes[layer.number].array
-        if not np.can_cast(array.dtype.numpy, np.int32):
-            ends = [self._splat(origin, end, array) for end in (0, layer.count - 1)]
-            number = self.add(origin, "clamp", array, (ends[0], number, ends[1]))
-        return self._reshape(origin, self._widen(origin, number, dtype=DType.S32), one.shape)
+        return self._reshape(origin, self._bound(origin, layer.number, layer.count), one.shape)
 
     def add_arrays(self, attention: Attention, classes: Classes) -> list[tuple[str, str]]:
         """(what it is, its name), of each array of scores; of a library the mask is a bias."""

@@ -1,7 +1,8 @@
-"""Keys and values that are integers of 8 bits times a scale: Tensor -> the integers, and the scale.
+"""Keys and values that are others times a scale: Tensor -> the others, and the scale.
 
-A cache holds k8 and one scale for each position and head.  k8 * scale is what products read, and XLA writes it to
-memory first.  A scale that all features of a row share goes behind the product: q (k8 * s) = (q k8) * s.
+A cache holds integers of 8 bits, k8, and one scale for each position and head.  k8 * scale is what products read, and
+XLA writes it to memory first.  A scale that all features of a row share goes behind the product:
+q (k8 * s) = (q k8) * s.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from astitch.graph.ops import OPS
 from astitch.rewrite.draft import read_splat
 
 INTEGERS = (DType.S8, DType.U8)
+SCALES = (DType.F16, DType.BF16, DType.F32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """tensor: the integers.  scale: None where they are multiplied by none."""
+    """tensor: integers of 8 bits, or what a gather gives where there is something.  scale: None where there is none."""
 
     tensor: Tensor
     scale: Scale | None
@@ -53,7 +55,8 @@ def _is_filled(graph: Graph, node: Node) -> bool:
 
 
 def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
-    """None where a tensor is not integers of 8 bits, with one scale or none for all features of a position."""
+    """None where a tensor is not integers of 8 bits, with one scale or none for all features of a position; nor a
+    gather's result that is NaN where nothing is."""
     graph = rows.graph
     node, labels = graph[tensor.name], tensor.labels
     scale: Scale | None = None
@@ -69,16 +72,18 @@ def find_scaled(rows: RowFunctions, tensor: Tensor) -> Scaled | None:
             sides = zip(node.operands, reversed(node.operands), strict=True)
             for own, other in sides:
                 found = Scale(*find_repeated(rows, Source(other, labels)))
-                if FEATURES not in found.labels:
+                if FEATURES not in found.labels and found.node.dtype in SCALES:
                     node, scale = graph[own], found
                     break
             else:
                 return None
         elif scale is None and _is_filled(graph, node):
             there = find_repeated(rows, Source(node.operands[0], labels))
-            if FEATURES in there[1]:
+            gathered = peel(rows, node.operands[1], labels)
+            kept = gathered.dtype, graph[gathered.name].dtype
+            if FEATURES in there[1] or any(dtype is not tensor.dtype for dtype in kept):
                 return None
-            return Scaled(peel(rows, node.operands[1], labels), Scale(*there, fills=True))
+            return Scaled(gathered, Scale(*there, fills=True))
         else:
             moved = labels_before(graph, rows.parts, node, labels)
             if moved is None:

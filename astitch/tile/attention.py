@@ -245,12 +245,23 @@ class _Arrays:
         given = sum(1 for other in before if getattr(self.shape, other) is not None)
         return self.first_array + len(self.shape.of_scores) + given
 
-    def _scale(self, x: Tile, name: str, batch: Tile, group: Tile, columns: Tile) -> Tile:
-        """[queries, keys] times the scale of each key or value, if there is one."""
+    def _scale(
+        self,
+        x: Tile,
+        name: str,
+        batch: Tile,
+        group: Tile,
+        columns: Tile,
+        *,
+        of_rows: bool = False,
+    ) -> Tile:
+        """[queries, keys] times the scale of each key or value, if there is one.  of_rows: [keys, features]."""
+        b = self.b
         if getattr(self.shape, name) is None:
             return x
-        scales = self._load_of_keys(name, batch, group, columns, columns)
-        return x * self.b.convert(scales, DType.F32).row()
+        scales = b.convert(self._load_of_keys(name, batch, group, columns, columns), DType.F32)
+        scaled = b.convert(x, DType.F32) * (scales.column() if of_rows else scales.row())
+        return b.convert(scaled, x.dtype)
 
     def _store(
         self,
@@ -348,7 +359,10 @@ class _Kernel(_Arrays):
             p, shrink = self._raise(scores - base.column()), self._raise(most - base)
             v = self._load_keys(_V, batch, group, columns, layer)
             weights = self._drop(p, seen.drop)
-            weights = self._scale(weights, "v_scale", batch, group, columns)
+            if s.q.dtype is DType.F16:  # small weights times small scales would be nothing
+                v = self._scale(v, "v_scale", batch, group, columns, of_rows=True)
+            else:
+                weights = self._scale(weights, "v_scale", batch, group, columns)
             o = self._multiply(weights, v, o * shrink.column())
             return new, total * shrink + b.reduce("add", p, 1), o
 

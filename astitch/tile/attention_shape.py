@@ -47,7 +47,7 @@ class AttentionShape:
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
     layers: of k and v, of which an array says which one is read; 0: there is none of it.
-    k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position; these are integers then.
+    k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position.
     page: positions of a page; 0: there are none.  k_pages, v_pages: tables by batch and page of a sequence; k and v are
         pages then, which they have in the place of batches, so many (page_counts).
     precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from astitch.attention import few
+from astitch.attention import few, find
 from astitch.attention.fuse import fuse_attention
 from astitch.device.gpu import preset
 from astitch.directives import read_directives
@@ -53,6 +53,7 @@ from tests.attention.few_spellings import (
     repeated,
     scaled_in_16_bits,
     scaled_in_f32,
+    scaled_late,
     scaled_late_by_keys,
     shared,
     softmax,
@@ -235,6 +236,128 @@ def test_a_row_is_written_into_caches_of_8_bits() -> None:
         return scaled_in_16_bits(shared)(q, *rows, length), rows
 
     assert read_types(check(step, make_integers(GROUPS), 2e-2)) == ("s8", "s8")
+
+
+def compare(function: Callable[..., Any], arrays: list[Any], tolerance: float) -> Graph:
+    """The graph with attention, whose results are those of the one without."""
+    graph, fused = fuse(function, arrays)
+    given = jax.tree.leaves(arrays)
+    for found, expected in zip(run_graph(fused, given), run_graph(graph, given), strict=True):
+        x, y = found.astype(np.float64), expected.astype(np.float64)
+        assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
+    return fused
+
+
+WIDTH = 24
+
+
+def make_weights() -> list[Any]:
+    """x of a word each, integers and scales of a projection to heads."""
+    rng = np.random.default_rng(7)
+    shape = (WIDTH, HEADS, FEATURES)
+    weights = rng.integers(-127, 128, shape).astype(np.int8)
+    return [draw((BATCH, WIDTH), 8, BF16), weights, rng.uniform(1e-3, 5e-3, shape[1:]).astype(BF16)]
+
+
+@pytest.mark.parametrize("attend", [scaled_late, scaled_in_16_bits(shared)], ids=["late", "early"])
+def test_queries_keep_the_scales_of_their_own_weights(attend: Callable[..., Any]) -> None:
+    """They are a product of integers too, whose scales stand behind it."""
+
+    def step(x: Any, w: Any, s: Any, k: Any, v: Any, length: Any) -> Any:
+        q = jnp.einsum("bm,mhd->bhd", x, w.astype(x.dtype)) * s
+        return attend(q, k, v, length), q
+
+    _, *caches = make_integers(GROUPS)
+    assert read_types(compare(step, [*make_weights(), *caches], 2e-2)) == ("s8", "s8")
+
+
+def test_keys_of_many_queries_keep_the_scales_of_their_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    monkeypatch.setattr(find, "project", lambda *given, **named: None)
+    monkeypatch.setattr(find, "LEAST_OF_LIBRARY", 1)
+
+    def attend(x: Any, w: Any, s: Any) -> Any:
+        q, k, v = (jnp.einsum("btm,mhd->bthd", x * n, w.astype(x.dtype)) * s for n in (1, 2, 3))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
+        return jnp.einsum("bhqk,bkhd->bqhd", softmax(scores, q.dtype), v)
+
+    _, w, s = make_weights()
+    fused = compare(attend, [draw((BATCH, 48, WIDTH), 9, BF16), w, s], 3e-2)
+    assert any(isinstance(node.attrs, AttentionAttrs) for node in fused)
+
+
+def test_products_that_multiply_each_other_stay() -> None:
+    def square(x: Any, w: Any, other: Any) -> Any:
+        one, two = (jnp.einsum("m,mn->n", x, of.astype(x.dtype)) for of in (w, other))
+        again = jnp.einsum("n,mn->m", two, other.astype(x.dtype))
+        return one * one, two * jnp.tanh(two), one * two, again * again
+
+    rng = np.random.default_rng(2)
+    w, other = (rng.integers(-9, 9, (WIDTH, 40)).astype(np.int8) for _ in "ab")
+    compare(square, [draw((WIDTH,), 1), w, other], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float64), F32], ids=str)
+def test_scales_of_a_type_that_no_kernel_reads_stay(dtype: np.dtype) -> None:
+    def attend(q: Any, k: Any, v: Any, length: Any) -> Any:
+        wide = ((n.astype(s.dtype) * s[..., None]).astype(q.dtype) for n, s in (k, v))
+        return shared(q, *wide, length)
+
+    with jax.enable_x64(True):
+        fused = compare(attend, make_integers(GROUPS, dtype=dtype), 2e-2)
+    found = [node for node in fused if isinstance(node.attrs, AttentionAttrs)]
+    assert bool(found) == (dtype == F32)
+
+
+def test_small_scales_of_values_in_f16() -> None:
+    """A weight of 1e-4 times a scale of 2e-4 is nothing in f16."""
+    half = np.dtype(np.float16)
+    q, k, (numbers, scales), lengths = make_integers(HEADS)
+    scales = np.full_like(scales, 2e-4, half)
+    numbers[:, 0], scales[:, 0] = 0, 1e-7  # the key that has almost all weight
+    keys = (k[0], k[1].astype(half))
+    keys[0][:, 0] = np.sign(q.astype(np.float32)).astype(np.int8)[:, :HEADS] * 127
+    keys[1][:, 0] = 0.02
+    check(
+        scaled_in_16_bits(one_head_each),
+        [q.astype(half), keys, (numbers, scales), lengths],
+        2e-2,
+    )
+
+
+def test_pages_in_another_type_are_converted_first() -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        shape = BATCH, KEYS, GROUPS, FEATURES
+        own = (jnp.take(x, table, axis=0).astype(q.dtype).reshape(shape) for x in (k, v))
+        return attend_to_groups(q, *own, length)
+
+    q, k, v, *others = make_pages(take_pages)
+    compare(attend, [q, k.astype(F32), v.astype(F32), *others], 2e-2)
+
+
+def test_a_result_in_which_the_batch_is_cut() -> None:
+    def attend(*given: Any) -> Any:
+        return gather_pages(*given).reshape(2, 1, -1)
+
+    assert read_attributes(check(attend, make_pages(gather_pages), 2e-2)).page == PAGE
+
+
+def test_a_table_of_bytes() -> None:
+    def attend(q: Any, k: Any, v: Any, table: Any, length: Any) -> Any:
+        dims = lax.GatherDimensionNumbers((2, 3, 4), (0,), (0,))
+
+        def find(x: Any) -> Any:
+            own = lax.gather(x, table[..., None], dims, (1, PAGE, GROUPS, FEATURES), mode="clip")
+            return own.reshape(BATCH, KEYS, GROUPS, FEATURES)
+
+        return attend_to_groups(q, find(k), find(v), length)
+
+    q, k, v, table, lengths = make_pages(gather_by_default)
+    k, v = (np.concatenate([x] * 3) for x in (k, v))  # more than a byte can number
+    fused = check(attend, [q, k, v, table.astype(np.uint8), lengths], 2e-2)
+    assert read_attributes(fused).page == PAGE
 
 
 def read_attributes(fused: Graph) -> AttentionAttrs:
