@@ -114,8 +114,8 @@ def count_tasks(section: k.Section) -> int:
 def count_folded(kernel: k.Kernel) -> int:
     """About how many statements of a kernel the CUDA compiler gets, at most.
 
-    Kernels whose blocks meet in groups count in full: where they were longer than a kernel should be, several of them
-    were projected faster by up to a tenth.
+    Kernels whose blocks meet in groups count in full.  Several in the place of a long one were projected faster, by up
+    to a tenth.
     """
     whole = sum(1 for _ in list_statements(kernel.body))
     if whole < LONG_KERNEL or kernel.block_groups:

@@ -1,10 +1,10 @@
 """An HloModuleProto -> which of its calls run right in front of what reads them, by a hint for XLA's scheduler.
 
 The scheduler goes from the end of a program to its start, and takes what is ready.  It reckons a microsecond from each
-instruction to the next, even to a part of a tuple.  So a call with several results is ready a microsecond late, and
-the scheduler puts other work behind it in the meantime: a product that should have run beside a collective.  A call
-between collectives that can run beside none of them, since each waits for it or it for that one, loses nothing where it
-is taken at once.
+instruction to the next, even to a part of a tuple.  So a call with several results is ready a microsecond late.
+In the meantime the scheduler puts other work behind it: a product that should have run beside a collective.
+Some calls can run beside no collective: each waits for the call, or the call for it.  They are taken at once, and lose
+nothing.
 """
 
 from __future__ import annotations
