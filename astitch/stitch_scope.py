@@ -274,8 +274,8 @@ def _find_along(
 ) -> Collection[str]:
     """An op and those that only it needs, which may all move to a later stage.
 
-    They end in what is in memory and nobody else reads.  None may where that keeps many more bytes.  So a result in bf16
-    of sums in f32 moves, though the sums alone are larger than the result.
+    They end in what is in memory and nobody else reads.  None may where that keeps many more bytes.  So a result in
+    bf16 of sums in f32 moves, though the sums alone are larger than the result.
     """
     along: dict[str, None] = {}
     pending, seen = [(-place[node.name], node.name)], {node.name}
