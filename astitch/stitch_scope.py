@@ -285,10 +285,12 @@ def _find_along(
         others = [u for u in graph.users[name] if u not in along]
         early = [u for u in others if _needed_stage(stage[u], u in outside) < latest]
         if in_memory(name):
-            if others and not is_embedded(graph, name):
+            base = graph[stored_value(graph, name)]
+            if is_embedded(graph, name):
+                continue
+            if others or not (base.name in outside or OPS[base.op].kind is Kind.SOURCE):
                 return ()  # it would be read twice
-            if graph[stored_value(graph, name)].name in outside:
-                kept += array_of(graph[name]).bytes
+            kept += array_of(graph[name]).bytes if base.name in outside else 0
             continue
         stays = early or is_held(graph, graph[name]) or any(is_barrier(graph[u]) for u in others)
         if name != node.name and stays:
