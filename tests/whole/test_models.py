@@ -25,7 +25,7 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "bert_layer_fwd": (7, 6, {}),
     "bert_infer": (14, 13, {}),
     "bert_infer_bf16_erfgelu": (14, 17, {}),
-    "dien_infer": (8, 5, {"while": 2}),
+    "dien_infer": (7, 5, {"while": 2}),
     "crnn_infer": (14, 11, {"while": 4}),
     "tf_keras_infer": (8, 7, {"while": 2}),
     "bert_train": (29, 53, {}),
