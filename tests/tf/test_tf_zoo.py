@@ -171,8 +171,20 @@ def train_in_f64(name: str, weights: Any) -> tuple[list[Any], Any]:
     return losses, found
 
 
-BY_CHANCE = 4
-"""So many times as far from f64 as XLA's may results be, where both drift: when a ReLU opens is chance."""
+NUDGES, BY_CHANCE = 3, 2
+"""Where both drift, when a ReLU opens is chance.  So XLA starts from so many other roundings of the weights too, and
+results may be so many times as far from f64 as the furthest of its own."""
+
+
+def nudge(weights: Any, seed: int) -> Any:
+    """Weights whose last bit is another one for half of the numbers."""
+    rng = np.random.default_rng(seed)
+    return [
+        np.where(rng.random(w.shape) < 0.5, np.nextafter(w, np.float32(np.inf)), w)
+        if w.dtype == np.float32
+        else w
+        for w in weights
+    ]
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -186,6 +198,10 @@ def test_20_steps_of_training_are_xla_s(name: str) -> None:
     except AssertionError:
         # A ReLU whose input is nothing but rounding may be open for one of them only, and steps make more of it.
         exact = train_in_f64(name, weights)
-        for ours, theirs, right in zip((losses, found), (wanted, expected), exact, strict=True):
-            mine, its = (np.abs(np.subtract(some, right)).max() for some in (ours, theirs))
-            assert mine <= BY_CHANCE * its
+        runs = [(wanted, expected)]
+        runs += [train(name, nudge(weights, seed))[:2] for seed in range(NUDGES)]
+        for ours, theirs, right in zip(
+            (losses, found), zip(*runs, strict=True), exact, strict=True
+        ):
+            mine, *its = (np.abs(np.subtract(some, right)).max() for some in (ours, *theirs))
+            assert mine <= BY_CHANCE * max(its), (mine, its)
