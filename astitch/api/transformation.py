@@ -279,15 +279,15 @@ class Compiling:
         return False
 
     def _doubles(self, handed: Any) -> bool:
-        """Do loops of a module take several turns in one without kernels?  What fails there does so in a compile too,
-        which says it."""
+        """Do loops of a module take several turns in one without kernels?  Where that fails it is tried in a compile,
+        whose report says so."""
         if self.settings is None:
             return False
         gpu, _ = _choose_gpu(self.settings, self.devices)
         try:
             return double_buffer_alone(handed, gpu) is not None
         except Exception:
-            return False
+            return True
 
     @property
     def is_alone(self) -> bool:

@@ -11,10 +11,7 @@ import math
 from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Tiling,
-)
+from astitch.tile.attention_shape import AttentionShape, Tiling
 from astitch.tile.rates import count_scores, project_us
 
 FORWARD_PASSES, GRADIENT_PASSES = 3.5, 5.9

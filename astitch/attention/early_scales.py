@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.attention.indices import varying_dimensions
-from astitch.attention.integers import INTEGERS, is_multiplication
+from astitch.attention.integers import is_multiplication
 from astitch.graph.edit import free_name, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -27,6 +27,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.matmul import free_dimensions
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops.attention import INTEGERS
 from astitch.rewrite.draft import read_splat
 
 

@@ -86,8 +86,7 @@ def _read_scales(attention: Attention) -> Attention:
     """With keys and values as what scales multiply, if both are."""
     if attention.q.dtype not in (DType.F16, DType.BF16):
         return attention
-    found = [find_scaled(attention.rows, tensor) for tensor in (attention.k, attention.v)]
-    k, v = found
+    k, v = (find_scaled(attention.rows, tensor) for tensor in (attention.k, attention.v))
     if k is None or v is None:
         return attention
     return replace(attention, k=k.tensor, v=v.tensor, scales=(k.scale, v.scale))

@@ -16,13 +16,8 @@ from astitch.attention.pages import Pages
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.attention.softmax import NONE, Gradient, Mask, SinkGradient, Softmax
 from astitch.graph.ir import DotAttrs, DType, Graph
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Layout,
-)
-from astitch.tile.attention_shape import (
-    Comparison as LayoutComparison,
-)
+from astitch.tile.attention_shape import AttentionShape, Layout
+from astitch.tile.attention_shape import Comparison as LayoutComparison
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,11 @@ from astitch.attention.operands import FEATURES, Tensor, find_repeated, labels_b
 from astitch.attention.rows import Label, RowFunctions, Source
 from astitch.graph.ir import DType, Graph, Node
 from astitch.graph.ops import OPS
+from astitch.graph.ops.attention import INTEGERS
 from astitch.rewrite.draft import read_splat
 
-INTEGERS = (DType.S8, DType.U8)
 SCALES = (DType.F16, DType.BF16, DType.F32)
+"""The types of scales that kernels read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
-from astitch.graph.storage import stored_value
+from astitch.graph.storage import list_readers, stored_value
 
 LEAST_GAIN = 1 << 20
 """Bytes that must be saved where a kernel of ours is launched all the same: a third of a microsecond on an H100."""
@@ -285,7 +285,7 @@ def _read_loaded(
     """
     if not OPS[node.op].on_tiles or node.name in left or why_not_stitchable(graph, node):
         return None
-    readers = list(_list_readers(graph, node.name))
+    readers = list(list_readers(graph, node.name))
     if stored_value(graph, node.name) in map(partial(stored_value, graph), graph.outputs):
         return None
     if first:
@@ -310,19 +310,10 @@ def _read_loaded(
     (array,) = arrays
     narrows = graph[array].array.bytes > node.array.bytes + TOLERANCE_BYTES
     source = graph[stored_value(graph, array)]
-    alone = len(readers) == 1 and len(list(_list_readers(graph, source.name))) == 1
+    alone = len(readers) == 1 and len(list(list_readers(graph, source.name))) == 1
     if narrows and not (source.is_parameter and alone):
         return None
     return array, repeated, narrows
-
-
-def _list_readers(graph: Graph, name: str) -> Iterator[str]:
-    """The ops that read a value, through reshapes."""
-    for user in graph.users[name]:
-        if OPS[graph[user].op].is_view:
-            yield from _list_readers(graph, user)
-        else:
-            yield user
 
 
 # ---- convolutions ------------------------------------------------------------------------------------------------
@@ -445,13 +436,13 @@ class _Cuts:
             return True
         if name in taken and name not in front.ops:
             return True
-        return any(user in self.outside for user in _list_readers(self.graph, name))
+        return any(user in self.outside for user in list_readers(self.graph, name))
 
     def spares(self, front: _Front, base: str, taken: Collection[str]) -> bool:
         """Are fewer bytes moved if products load the array from which their operand is computed?"""
         operand, source = self.graph[front.ops[0]].array, array_of(self.graph[base])
-        readers = len(list(_list_readers(self.graph, front.ops[0])))
-        others = _list_readers(self.graph, base)
+        readers = len(list(list_readers(self.graph, front.ops[0])))
+        others = list_readers(self.graph, base)
         kept = any(self.is_beside(user, front.ops[0], {*taken, *front.ops}) for user in others)
         now = operand.bytes * (1 + readers) + (0 if kept else source.bytes)
         return source.bytes * readers < now
@@ -480,13 +471,13 @@ class _Cuts:
             return True
         own = {link.name for link in chain.links}
         return any(
-            user in self.outside for user in _list_readers(self.graph, name) if user not in own
+            user in self.outside for user in list_readers(self.graph, name) if user not in own
         )
 
     def is_kept(self, chain: _Chain, taken: Collection[str]) -> bool:
         """Is there a kernel of ours behind the chain that reads its end?"""
         end = chain.end(len(chain.links))
-        return any(self.is_beside(user, end, taken) for user in _list_readers(self.graph, end))
+        return any(self.is_beside(user, end, taken) for user in list_readers(self.graph, end))
 
     def is_beside(self, name: str, end: str, taken: Collection[str]) -> bool:
         """Is an op in the kernel that would compute the end of a chain?"""
@@ -498,7 +489,7 @@ class _Cuts:
         graph, end = self.graph, chain.end(len(chain.links))
         size = graph[chain.end(count)].array.bytes
         kept = self.is_kept(chain, taken)
-        needed = (user in self.outside or user in taken for user in _list_readers(self.graph, end))
+        needed = (user in self.outside or user in taken for user in list_readers(self.graph, end))
         stored = end in self.outputs or any(needed)
         moved: float = size
         if count == len(chain.links):
@@ -512,7 +503,7 @@ class _Cuts:
         ):
             moved += WRITTEN_BYTES
         for name in read:
-            others = (user for user in _list_readers(self.graph, name) if user not in own)
+            others = (user for user in list_readers(self.graph, name) if user not in own)
             bytes_ = array_of(graph[name]).bytes
             if any(self.is_beside(user, end, taken) for user in others):
                 moved += bytes_  # a kernel reads it too
@@ -526,7 +517,7 @@ class _Cuts:
         return (
             self.adds_products
             and not kept
-            and all(user in own for user in _list_readers(self.graph, name))
+            and all(user in own for user in list_readers(self.graph, name))
         )
 
 

@@ -16,7 +16,7 @@ from astitch.graph.finished_products import Finished, set_apart
 from astitch.graph.ir import IN_HOST, DimensionAttrs, DotAttrs, DType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
-from astitch.graph.storage import stored_value
+from astitch.graph.storage import is_result, list_readers, stored_value
 
 TILE = 64
 """What divides each part along the dimension: a tile of XLA's kernel lies in one part."""
@@ -151,14 +151,5 @@ def _is_kept(graph: Graph, part: str, joined: str, left: Collection[str]) -> boo
     base = stored_value(graph, part)
     if not is_stitched(base):
         return True
-    waiting = [base]
-    while waiting:
-        name = waiting.pop()
-        if name in graph.outputs:
-            return True
-        for user in graph.users[name]:
-            if OPS[graph[user].op].is_view:
-                waiting.append(user)
-            elif user != joined and not is_stitched(user):
-                return True
-    return False
+    others = (reader for reader in list_readers(graph, base) if reader != joined)
+    return is_result(graph, base) or not all(map(is_stitched, others))

@@ -5,6 +5,8 @@ No name of a module holds `#` (the importer sees to that), so these names never 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph
 from astitch.graph.ops import OPS
@@ -15,6 +17,21 @@ def stored_value(graph: Graph, name: str) -> str:
     while OPS[graph[name].op].is_view:
         name = graph[name].operands[0]
     return name
+
+
+def list_readers(graph: Graph, name: str) -> Iterator[str]:
+    """The ops that read a value, as it is or in another shape."""
+    for user in graph.users[name]:
+        if OPS[graph[user].op].is_view:
+            yield from list_readers(graph, user)
+        else:
+            yield user
+
+
+def is_result(graph: Graph, name: str) -> bool:
+    """Is a value a result of the graph, as it is or in another shape?"""
+    views = (user for user in graph.users[name] if OPS[graph[user].op].is_view)
+    return name in graph.outputs or any(is_result(graph, view) for view in views)
 
 
 def storage_name(graph: Graph, name: str) -> str:

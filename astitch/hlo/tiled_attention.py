@@ -29,11 +29,7 @@ from astitch.tile.attention import (
     write_gradient_of_queries,
     write_join,
 )
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Comparison,
-    Layout,
-)
+from astitch.tile.attention_shape import AttentionShape, Comparison, Layout
 from astitch.tile.few_queries import choose_tiling
 from astitch.tile.program import TileProgram
 from astitch.tile.rates import find_rates

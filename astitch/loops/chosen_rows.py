@@ -31,7 +31,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, is_slice_update
-from astitch.graph.storage import stored_value
+from astitch.graph.storage import is_result, list_readers, stored_value
 from astitch.loops.update_stacks import simplify_body
 from astitch.rewrite.draft import squeeze
 
@@ -179,17 +179,7 @@ def _is_along(part: Part, dimension: int) -> bool:
 
 def _reads_alone(graph: Graph, held: str, reader: str) -> bool:
     """Does one op alone read a value, as it is or in another shape?"""
-    waiting = [held]
-    while waiting:
-        name = waiting.pop()
-        if name in graph.outputs:
-            return False
-        for user in graph.users[name]:
-            if OPS[graph[user].op].is_view:
-                waiting.append(user)
-            elif user != reader:
-                return False
-    return True
+    return not is_result(graph, held) and {*list_readers(graph, held)} == {reader}
 
 
 # ---- as a scatter

@@ -168,7 +168,10 @@ class _Arrays:
     def _places(
         self, layout: Layout, batch: Tile, head: Tile, numbers: Tile, limit: int
     ) -> tuple[Tile, Tile | None]:
-        """(offsets of [positions, features], which of them are in the array)."""
+        """(offsets of [positions, features], which of them are in the array).
+
+        batch: one number, or the page of each position.
+        """
         b, (of_batch, of_head, of_position, of_feature) = self.b, layout.strides
         features = b.range(pad_extent(layout.features))
         if batch.shape:  # the page of each position

@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu, preset
 from astitch.graph.ir import DType
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Tiling,
-    count_tiles,
-    pad_extent,
-)
+from astitch.tile.attention_shape import AttentionShape, Tiling, count_tiles, pad_extent
 
 HOPPER = 90
 """The compute capability of the GPUs that the rates are for."""

@@ -27,9 +27,7 @@ from astitch.tile.attention import (
     write_gradient_of_queries,
     write_join,
 )
-from astitch.tile.attention_shape import (
-    Tiling,
-)
+from astitch.tile.attention_shape import Tiling
 from astitch.tile.interpret import interpret
 from astitch.tile.triton_ir import write_triton_ir
 

@@ -9,10 +9,7 @@ import pytest
 from astitch.attention.choose import Projection, project
 from astitch.device.gpu import preset
 from astitch.graph.ir import DType
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Layout,
-)
+from astitch.tile.attention_shape import AttentionShape, Layout
 from astitch.tile.rates import count_scores, find_rates
 
 

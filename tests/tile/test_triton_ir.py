@@ -6,13 +6,8 @@ import difflib
 from pathlib import Path
 
 from astitch.graph.ir import DType
-from astitch.tile.attention import (
-    write_forward,
-)
-from astitch.tile.attention_shape import (
-    AttentionShape,
-    Layout,
-)
+from astitch.tile.attention import write_forward
+from astitch.tile.attention_shape import AttentionShape, Layout
 from astitch.tile.program import Builder, Parameter, TileProgram
 from astitch.tile.rates import find_rates
 from astitch.tile.triton_ir import write_triton_ir

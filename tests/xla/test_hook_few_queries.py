@@ -140,25 +140,24 @@ def read_pages(q: Any, caches: Any, place: Any) -> Any:
     return caches, attend(q, *(x[table].reshape(shape) for x in pages), place)
 
 
-INTEGERS = [
-    (
-        array(BATCH, WORDS, GROUPS, FEATURES, dtype=jnp.int8),
-        array(BATCH, WORDS, GROUPS),
-    )
-    for _ in "kv"
-]
-PAGES = [
-    *(array(300, PAGE, GROUPS, FEATURES) for _ in "kv"),
-    array(BATCH, WORDS // PAGE, dtype=jnp.int32),
-]
+def make_integers() -> list[Any]:
+    shape = BATCH, WORDS, GROUPS
+    return [(array(*shape, FEATURES, dtype=jnp.int8), array(*shape)) for _ in "kv"]
+
+
+def make_pages() -> list[Any]:
+    table = array(BATCH, WORDS // PAGE, dtype=jnp.int32)
+    return [*(array(300, PAGE, GROUPS, FEATURES) for _ in "kv"), table]
 
 
 @pytest.mark.parametrize(
-    ("function", "caches"),
-    [(read_integers, INTEGERS), (read_late_scales, INTEGERS), (read_pages, PAGES)],
+    ("function", "make_caches"),
+    [(read_integers, make_integers), (read_late_scales, make_integers), (read_pages, make_pages)],
 )
-def test_integers_and_pages_are_read_as_they_lie(function: Callable[..., Any], caches: Any) -> None:
-    given = array(BATCH, 1, HEADS, FEATURES), caches, array(dtype=jnp.int32)
+def test_integers_and_pages_are_read_as_they_lie(
+    function: Callable[..., Any], make_caches: Callable[[], list[Any]]
+) -> None:
+    given = array(BATCH, 1, HEADS, FEATURES), make_caches(), array(dtype=jnp.int32)
     with hooked():
         compiled = compile_ahead(function, *given, donate_argnums=1)
     assert len(re.findall(r'name = (?:\\22|")attention_join', compiled.as_text())) == 1

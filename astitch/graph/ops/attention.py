@@ -78,6 +78,9 @@ COMPARISONS: Mapping[str, np.ufunc] = {
 
 SCALES = ("k-scale", "v-scale")
 
+INTEGERS = (DType.S8, DType.U8)
+"""The types of keys and values that kernels multiply by scales, beside that of q."""
+
 TABLES = ("k-pages", "v-pages")
 
 ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", *SCALES, *TABLES, "layer")
@@ -162,9 +165,8 @@ def _check(
         tables = dict(zip(a.arrays, arrays, strict=True))
         k = _as_gathered(k, a.k, a.page, tables["k-pages"])
         v = _as_gathered(v, a.v, a.page, tables["v-pages"])
-    narrow = DType.S8, DType.U8
     for array, order, scale in ((q, a.q, ""), (k, a.k, "k-scale"), (v, a.v, "v-scale")):
-        fits = array.dtype is q.dtype or (scale in a.arrays and array.dtype in narrow)
+        fits = array.dtype is q.dtype or (scale in a.arrays and array.dtype in INTEGERS)
         require_operands(array.rank == 4 and fits, f"an operand is {array}")
         require(sorted(order) == [0, 1, 2, 3], f"the order {order} is none of four dimensions")
     require((a.gain > 0) == ("drop" in a.arrays), f"a gain of {a.gain} with {a.arrays}")
