@@ -504,7 +504,14 @@ class _Reader:
             called.reverse()  # XLA stores the body first
         regions = tuple(self.module.import_region(id_, where) for id_ in called)
         result = result_type(type_)
+        if (
+            opcode == "while"
+        ):  # a tuple, also of one state: what is done with loops goes by their states
+            result = TupleType(tuple(leaf_types(type_)))
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
+        if isinstance(result, TupleType):
+            results = (_Result(node, i) for i in range(len(result.elements)))
+            return _unflatten(type_, results)
         return _results_of(node, type_)
 
     def _read_barrier(

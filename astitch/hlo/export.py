@@ -477,19 +477,16 @@ class _Computation:
         return value if isinstance(call.type, TupleType) else self._tuple([value], node.name)
 
     def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
-        """A while over the tuple of its state, also where that is one array."""
+        """A while over the tuple of its state."""
         condition, body = node.regions
         state = self._tuple(operands, f"{node.name}.init")
         called = [
             self.module.add_region(body, takes_tuple=True, gives_tuple=True),
             self.module.add_region(condition, takes_tuple=True, gives_tuple=False),
         ]
-        array = isinstance(node.type, ArrayType)
-        name = f"{node.name}.state" if array else node.name
-        instruction = self._start(name, "while", state.shape, node)
+        instruction = self._start(node.name, "while", state.shape, node)
         instruction.called_computation_ids.extend(called)  # XLA stores the body first
-        loop = self._end(instruction, [state])
-        return self._project(loop, 0, node.name, node) if array else loop
+        return self._end(instruction, [state])
 
     def _add_branches(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """A conditional; each branch takes one tuple."""

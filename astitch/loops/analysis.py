@@ -79,7 +79,8 @@ Role = Counter | Invariant | Carried | Stack
 class Loop:
     """A while of `trips` turns.  roles: of each part of its state.  slices: the dynamic-slices of the body, which read
     invariants.  integers: the scalars of the body that are affine in the turn.  starts: the parts of the state that are
-    one number everywhere before the first turn.
+    one number everywhere before the first turn.  asked: the state that says which rows asked for a turn, if each turns
+    as often as it asks for (row_conditions.py).  limited: trips are the most turns; else they are assumed.
     """
 
     node: Node
@@ -88,6 +89,8 @@ class Loop:
     slices: Mapping[str, Place]
     integers: Mapping[str, Affine]
     starts: Mapping[int, Literal]
+    asked: int | None = None
+    limited: bool = True
 
     @property
     def body(self) -> Graph:
@@ -330,17 +333,17 @@ def _find_step(body: Graph, parameter: str, output: str) -> int | None:
 def _count_trips(condition: Graph, starts: Mapping[int, Affine]) -> int | None:
     """How often a condition holds: it compares counters with numbers."""
     given = {condition.parameters[i]: value for i, value in starts.items()}
-    return _count_turns(condition, condition.outputs[0], given)
+    return count_turns_while(condition, condition.outputs[0], given)
 
 
-def _count_turns(condition: Graph, name: str, given: Mapping[str, Affine]) -> int | None:
+def count_turns_while(condition: Graph, name: str, given: Mapping[str, Affine]) -> int | None:
     """For how many turns, from the first on, a truth holds; of several (TensorFlow's loops have a limit besides) the
     one that ends first."""
     test = condition[name]
     while OPS[test.op].keeps_order:
         test = condition[test.operands[0]]
     if test.op == "and":
-        counts = [_count_turns(condition, operand, given) for operand in test.operands]
+        counts = [count_turns_while(condition, operand, given) for operand in test.operands]
         known = [count for count in counts if count is not None]
         return min(known) if len(known) == len(counts) else None
     if not isinstance(test.attrs, CompareAttrs):

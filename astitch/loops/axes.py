@@ -119,7 +119,8 @@ def find_live(loop: Loop, used: Collection[int]) -> frozenset[str]:
     """The nodes of the body that the used parts of the final state need."""
     body, live = loop.body, set[str]()
     made = (Carried, Stack)
-    pending = [role.value for i in used if isinstance(role := loop.roles[i], made)]
+    needed = {*used} if loop.asked is None else {*used, loop.asked}
+    pending = [role.value for i in needed if isinstance(role := loop.roles[i], made)]
     while pending:
         name = pending.pop()
         if name in live or name in loop.integers:

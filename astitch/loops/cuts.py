@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import ACCESS_BYTES, Gpu
-from astitch.graph.ir import ArrayType
+from astitch.graph.ir import ArrayType, Graph
+from astitch.graph.ops import OPS
 from astitch.loops.analysis import Carried, Loop, Role, Stack
 from astitch.loops.axes import Axes, Axis, Form
 from astitch.loops.schedule import Multiply, Steps
@@ -40,6 +41,10 @@ OTHER_REGISTERS = 64
 
 TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
 """Cycles of a turn of XLA's loop.  On an H100 it takes 7 us with one small product and 11 to 12 with two."""
+
+STEP_CYCLES = 3000
+"""Cycles of a kernel of XLA's in a turn, for what waits for a sum or for elements at other places: 1.5 us on an H100,
+by estimate."""
 
 ALONE = 10
 """How much longer a warp takes that has its part of an SM alone, whose ops wait for each other: an estimate."""
@@ -286,18 +291,42 @@ def _count_staged(loop: Loop, axes: Axes, state: int, value: str) -> int:
     return count if count >= LEAST_MOVES * width else 0
 
 
-def project_xla(
-    loop: Loop, products: int, gpu: Gpu, warp_cycles: float = 0.0, inner_turns: int = 0
-) -> float:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn of XLA's loop has kernels of its own for.
+
+    products: of matrices.  turns: of inner loops.  steps: that wait for each other (count_steps).
+    """
+
+    products: int = 0
+    turns: int = 0
+    steps: int = 0
+
+
+def project_xla(loop: Loop, turn: Turn, gpu: Gpu, warp_cycles: float = 0.0) -> float:
     """Microseconds of XLA's loop.  Kernels of products are so short that the clock decides; a turn without any also
-    reads and writes its state, which may be large, and does the arithmetic of all its warps.
-    inner_turns: of loops in a turn."""
-    turn_us = (TURN_CYCLES * (1 + inner_turns) + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
-    if not products:
+    reads and writes its state, which may be large, and does the arithmetic of all its warps."""
+    cycles = TURN_CYCLES * (1 + turn.turns) + PRODUCT_CYCLES * turn.products
+    # XLA has two in one kernel at times: the sums of a softmax, pieces that are put together twice.
+    cycles += STEP_CYCLES * (turn.steps // 2)
+    turn_us = cycles / gpu.clock_ghz / 1e3
+    if not turn.products:
         state = sum(2 * t.bytes for t, r in _list_roles(loop) if isinstance(r, Carried))
         turn_us += state / (gpu.l2_gbs * 1e3) + _stacked_us(loop, gpu)
         turn_us += warp_cycles / gpu.sms / (gpu.clock_ghz * CLOCK_SHARE * 1e3)
     return loop.trips * turn_us
+
+
+def count_steps(body: Graph, live: Collection[str]) -> int:
+    """How many reductions of a turn, and arrays that are put together, wait for each other."""
+    depth: dict[str, int] = {}
+    for node in body:
+        if node.name in live:
+            before = max((depth.get(operand, 0) for operand in node.operands), default=0)
+            row = OPS[node.op]
+            ends = row.is_reduce or row.chooses
+            depth[node.name] = before + ends
+    return max(depth.values(), default=0)
 
 
 def _list_roles(loop: Loop) -> Iterator[tuple[ArrayType, Role]]:

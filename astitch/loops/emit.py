@@ -137,7 +137,8 @@ class _Emitter:
         """The lines of the share, whose blocks and tagged words begin at the given ones."""
         self.prologue(first_block, first_word)
         self.text.out(1, "#pragma unroll 1")
-        self.text.out(1, f"for (int turn = 0; turn < {self.loop.trips}; ++turn) {{")
+        limit = f" turn < {self.loop.trips}" if self.loop.limited else ""
+        self.text.out(1, f"for (int turn = 0;{limit}; ++turn) {{")
         self.turn()
         self.text.out(1, "}")
         return self.text.lines
@@ -371,8 +372,22 @@ class _Emitter:
                     where = Part(role.value, run[0], small)
                     lines[small].append(self.render_store(state, where, access, values, "0"))
         lines[False] += self.staged.store(self.text, staged)
+        if self.loop.asked is not None:
+            self.text.out(2, "bool asked = false;  // does a row of the thread?")
+            self.text.pairs(2, False, [f"asked = asked || {each};" for each in self.list_asked()])
         if any(lines.values()):
-            self.text.out(2, f"if (turn == {self.loop.trips - 1}) {{")
+            last = [f"turn == {self.loop.trips - 1}"] if self.loop.limited else []
+            last += [] if self.loop.asked is None else ["!asked"]
+            self.text.out(2, f"if ({' || '.join(last)}) {{")
             for small, all_ in lines.items():
                 self.text.pairs(3, small, all_)
+            if self.loop.asked is not None:
+                self.text.out(3, "break;")
             self.text.out(2, "}")
+
+    def list_asked(self) -> list[str]:
+        """What says which of the thread's rows asked for the turn."""
+        assert self.loop.asked is not None
+        role = self.loop.roles[self.loop.asked]
+        assert isinstance(role, Carried)
+        return [self.text.render(part) for part in self.text.parts_of(role.value)]

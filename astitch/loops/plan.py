@@ -18,6 +18,7 @@ from astitch.graph.ir import DotAttrs, DType, Graph, IotaAttrs, Node
 from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
     Carried,
+    Counter,
     Invariant,
     Loop,
     LoopKey,
@@ -29,12 +30,22 @@ from astitch.loops.analysis import (
     loop_key,
 )
 from astitch.loops.axes import Axes, find_axes, find_live, join_dimensions
-from astitch.loops.cuts import Cut, Share, list_cuts, once_us, project_xla, try_cut
+from astitch.loops.cuts import (
+    Cut,
+    Share,
+    Turn,
+    count_steps,
+    list_cuts,
+    once_us,
+    project_xla,
+    try_cut,
+)
 from astitch.loops.emit_turns import TurnsPlan
 from astitch.loops.hoist import hoist_loops
 from astitch.loops.merge import merge_loops
 from astitch.loops.part_products import part_products
 from astitch.loops.project_elements import project_elements
+from astitch.loops.row_conditions import analyse_rows, find_row_loop
 from astitch.loops.row_dimensions import NotSpelled
 from astitch.loops.schedule import NoPlan, Scheduler, Steps, is_shift
 from astitch.loops.spell_out import LEAST_ROWS, Rows, find_rows, spell_out
@@ -98,6 +109,9 @@ class LoopPlan:
         shares = " | ".join(map(str, self.shares))
         once = self.loop.trips == 1
         what = "row by row" if once else f"{self.loop.trips} turns"
+        if self.loop.asked is not None:
+            how = "at most" if self.loop.limited else "by estimate"
+            what = f"as many turns as each row asks for, {how} {self.loop.trips},"
         other = "other kernels" if once else "XLA's loop"
         return (
             f"%{self.loop.node.name}: {what} in one kernel of {self.grid} blocks of {self.block} threads: {shares}; "
@@ -171,6 +185,8 @@ class LoopPlanner:
         self, graph: Graph, node: Node, used: Collection[int], kept: bool
     ) -> LoopPlan | LoopRefusal:
         loop = analyse_loop(graph, node)
+        if isinstance(loop, LoopRefusal) and (rows := find_row_loop(graph, node, used)) is not None:
+            graph, loop = rows
         refused = loop if isinstance(loop, LoopRefusal) else None
         if refused:
             loop = analyse_loop(graph, node, carries=True)
@@ -186,7 +202,8 @@ class LoopPlanner:
             return LoopRefusal(node.name, reason)
         plan: LoopPlan | LoopRefusal = refused or LoopRefusal(node.name, "it turns once")
         if loop.trips > 1 and not refused:
-            plan = self._plan_loop(loop, results)
+            steps = count_steps(loop.body, find_live(loop, results))
+            plan = self._plan_loop(loop, results, Turn(steps=steps))
         if isinstance(plan, LoopPlan) and plan.is_faster:
             return plan
         spelled = self._plan_spelled(graph, loop, results)
@@ -210,7 +227,7 @@ class LoopPlanner:
         parted = part_products(batch_gathers(unrolled))
         if parted is not body:
             node = replace(loop.node, regions=(condition, parted))
-            found = analyse_loop(graph, node, carries=True)
+            found = _analyse_again(graph, node, loop, carries=True)
             if isinstance(found, LoopRefusal):
                 return found
             loop = found
@@ -219,7 +236,7 @@ class LoopPlanner:
         products = sum(isinstance(loop.body[name].attrs, DotAttrs) for name in live) // 2
         # A library's call is two kernels, by estimate: pointers to the matrices are written first.
         calls = sum(find_factorization(loop.body[name]) is not None for name in live)
-        products += 2 * calls
+        turn = Turn(products + 2 * calls, turns, count_steps(loop.body, live))
         whole = loop if loop.trips == 1 and not calls else None
         plan: LoopPlan | LoopRefusal = LoopRefusal(loop.node.name, "")
         tried: list[Rows] = []
@@ -230,7 +247,7 @@ class LoopPlanner:
                 if rows in tried:
                     continue
                 tried.append(rows)
-                spelled = analyse_loop(graph, spell_out(loop, live, rows))
+                spelled = _analyse_again(graph, spell_out(loop, live, rows), loop)
             except NotSpelled as why:
                 if isinstance(plan, LoopRefusal):
                     plan = LoopRefusal(loop.node.name, str(why))
@@ -239,7 +256,7 @@ class LoopPlanner:
                 return spelled
             if any(type(spelled.roles[i]) is not type(loop.roles[i]) for i in results):
                 return LoopRefusal(loop.node.name, "a turn leaves a state as it is")
-            plan = self._plan_loop(spelled, results, products, turns, whole)
+            plan = self._plan_loop(spelled, results, turn, whole)
             if isinstance(plan, LoopPlan) and plan.is_faster:
                 return plan
         return plan
@@ -248,23 +265,21 @@ class LoopPlanner:
         self,
         loop: Loop,
         results: tuple[int, ...],
-        products: int = 0,
-        turns: int = 0,
+        turn: Turn,
         whole: Loop | None = None,
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop, which may be slower than XLA's.
 
-        products: XLA's in a turn, besides those of the loop.  turns: those of inner loops.  whole: a group of ops
-        before its rows were spelled out.
+        turn: XLA's, besides the products of the loop.  whole: a group of ops before its rows were spelled out.
         """
         node = loop.node
         try:
             loop = join_dimensions(loop, results)
-            parts = split_loop(loop, results)
-            plan = self._plan_parts(loop, parts, results, products, turns, whole)
+            parts = split_loop(loop, results) if loop.asked is None else (results,)
+            plan = self._plan_parts(loop, parts, results, turn, whole)
             if isinstance(plan, LoopPlan) and len(parts) > 1:
                 # Or blocks that take a turn of all parts at once, and wait for each other once.
-                joint = self._plan_parts(loop, (results,), results, products, turns, whole)
+                joint = self._plan_parts(loop, (results,), results, turn, whole)
                 if isinstance(joint, LoopPlan) and joint.us < plan.us:
                     plan = joint
         except NoPlan as refused:
@@ -276,8 +291,7 @@ class LoopPlanner:
         loop: Loop,
         parts: Sequence[tuple[int, ...]],
         used: tuple[int, ...],
-        products: int,
-        turns: int,
+        turn: Turn,
         whole: Loop | None,
     ) -> LoopPlan | LoopRefusal:
         """The plan of a loop in the given parts, each with blocks of its own."""
@@ -287,14 +301,20 @@ class LoopPlanner:
             if isinstance(axes, LoopRefusal):
                 return axes
             _check_types(loop, axes)
-            shares.append((axes, Scheduler(loop, axes, part).schedule(), part))
-        products += sum(len(axes.products) for axes, _, _ in shares)
+            steps = Scheduler(loop, axes, part).schedule()
+            if loop.asked is not None and (steps.products or steps.crossings or axes.small > 1):
+                raise NoPlan(
+                    "its rows end by themselves, and elements of one meet in other threads"
+                )
+            shares.append((axes, steps, part))
+        own = sum(len(axes.products) for axes, _, _ in shares)
+        turn = replace(turn, products=turn.products + own)
         pairs = ((axes.rows * axes.units, steps.cycles) for axes, steps, _ in shares)
         cycles = sum(-(-count // 32) * of_warp for count, of_warp in pairs)
         if whole:
             xla_us = project_elements(whole, loop, shares, self.gpu)
         else:
-            xla_us = project_xla(loop, products, self.gpu, cycles, turns)
+            xla_us = project_xla(loop, turn, self.gpu, cycles)
             if loop.trips == 1:
                 xla_us += sum(once_us(loop, steps, part, self.gpu) for _, steps, part in shares)
         return LoopPlan(loop, self._choose_cuts(loop, shares), used, xla_us)
@@ -423,6 +443,16 @@ def _merge_planned(graph: Graph, planner: LoopPlanner) -> Graph:
                 del alone[second]
                 break
     return graph
+
+
+def _analyse_again(
+    graph: Graph, node: Node, loop: Loop, *, carries: bool = False
+) -> Loop | LoopRefusal:
+    """The roles of a loop that was written anew."""
+    if loop.asked is not None:
+        counters = {i: r.value for i, r in enumerate(loop.roles) if isinstance(r, Counter)}
+        return analyse_rows(graph, node, loop.trips if loop.limited else None, counters)
+    return analyse_loop(graph, node, carries=carries)
 
 
 def split_loop(loop: Loop, used: Sequence[int]) -> tuple[tuple[int, ...], ...]:

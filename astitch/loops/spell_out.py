@@ -59,15 +59,19 @@ Rows = Mapping[str, tuple[int, ...]]
 """By value, its dimensions of rows."""
 
 MOST_NUMBERS = 64
-"""Numbers that a row of one value may have."""
+"""Numbers that a row of one value may have in a loop that turns once."""
+
+MOST_MET = 256
+"""The same where turns follow each other.  Threads have as many registers, and keep some numbers in memory: XLA's turn
+takes so many launches that it is slower all the same."""
 
 MOST_SORTED = 16
 """Numbers that a row sorts: their square half exchanges."""
 
-MOST_OPS = 4000
-"""Ops of a body: a compiler takes seconds for more."""
+MOST_OPS = 10000
+"""Ops of a body.  NVRTC takes 1.8 s for 4,000 of them."""
 
-MOST_WRITTEN = 12000
+MOST_WRITTEN = 40000
 """The same before equal ones are merged and known ones computed."""
 
 
@@ -179,14 +183,16 @@ class _Numbers:
         rows = self.rows[name]
         shape = self.body[name].shape
         made = tuple(1 if d in rows else extent for d, extent in enumerate(shape))
-        if math.prod(made) > MOST_NUMBERS:
+        if math.prod(made) > (MOST_MET if self.loop.trips > 1 else MOST_NUMBERS):
             raise NotSpelled(f"%{name} has {math.prod(made)} numbers that meet")
         return made
 
     def repeat(self, name: str, shape: tuple[int, ...], dimensions: Sequence[int] = ()) -> str:
         """A number along more rows.  dimensions: where its own are."""
-        if self.nodes[name].shape == shape:
+        own = self.nodes[name].shape
+        if own == shape:
             return name
+        assert len(own) == len(dimensions), f"%{name} has {len(own)} dimensions of rows"
         key = (name, shape, tuple(dimensions))
         if key not in self.spread:
             type_ = ArrayType(self.nodes[name].dtype, shape)
@@ -290,6 +296,21 @@ class _Numbers:
     def find_repeated(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """The numbers of a value that has these rows, or none."""
         return _each(self.find(name), lambda n: self.repeat(n, shape))
+
+    def align(
+        self, numbers: np.ndarray, places: Sequence[int], rows: tuple[int, ...]
+    ) -> np.ndarray:
+        """Numbers of a value along all rows of another one; integers stay.  places: of its own rows among these.
+        Raises NotSpelled."""
+        if list(places) != sorted(places):
+            raise NotSpelled("rows are looked up in another order than they lie in")
+
+        def align(number: int | str) -> int | str:
+            if not isinstance(number, str):
+                return number
+            return self.repeat(number, rows, places if self.nodes[number].shape else ())
+
+        return _each(numbers, align)
 
 
 class _Speller(_Numbers):
@@ -569,12 +590,28 @@ class _Speller(_Numbers):
         attrs = node.attrs
         assert isinstance(attrs, GatherAttrs)
         source, indices = node.operands
-        numbers, rows, shape = self.find(source), self.row_shape(node.name), self.body[source].shape
-        places = self.read_places(indices, attrs.index_vector_dim)
+        rows, shape = self.row_shape(node.name), self.body[source].shape
         outside = free_dimensions(node.array.rank, attrs.offset_dims)
         of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
         gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
         whole = free_dimensions(len(shape), gone)
+        # Where dimensions of the places and of the table lie in the result.
+        of_index = dict(zip(of_places, outside, strict=True))
+        of_table = dict(zip(whole, attrs.offset_dims, strict=True)) | {
+            d: of_index[at]
+            for d, at in zip(
+                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
+            )
+        }
+        here = self.rows[node.name].index
+        numbers = self.align(
+            self.find(source), [here(of_table[d]) for d in self.rows.get(source, ())], rows
+        )
+        places = self.align(
+            self.read_places(indices, attrs.index_vector_dim),
+            [here(of_index[d]) for d in self.rows.get(indices, ())],
+            rows,
+        )
         limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
         made = np.empty(self.form(node.name), object)
         for index in np.ndindex(made.shape):
@@ -597,8 +634,7 @@ class _Speller(_Numbers):
         attrs = node.attrs
         assert isinstance(attrs, ScatterAttrs)
         target, indices, updates = node.operands
-        made, written = self.find(target).copy(), self.find(updates)
-        places = self.read_places(indices, attrs.index_vector_dim)
+        made = self.find(target).copy()
         sizes, rows = self.body[updates].shape, self.row_shape(node.name)
         type_ = ArrayType(node.dtype, rows)
         gone = (*attrs.inserted_window_dims, *attrs.input_batching_dims)
@@ -616,6 +652,20 @@ class _Speller(_Numbers):
                 attrs.input_batching_dims, attrs.scatter_indices_batching_dims, strict=True
             )
         }
+        # Where dimensions of the updates and of the places lie in the target.
+        of_update = {u: d for d, u in offsets.items()} | {u: d for d, u in batches.items()}
+        of_index = {
+            at: of_update[u] for at, u in zip(of_places, outside, strict=True) if u in of_update
+        }
+        here = self.rows[node.name].index
+        written = self.align(
+            self.find(updates), [here(of_update[d]) for d in self.rows.get(updates, ())], rows
+        )
+        places = self.align(
+            self.read_places(indices, attrs.index_vector_dim),
+            [here(of_index[d]) for d in self.rows.get(indices, ())],
+            rows,
+        )
         for index, number in np.ndenumerate(written):
             starts: list[int | str] = [0] * node.array.rank
             place = places[tuple(index[d] for d in outside)]
@@ -633,8 +683,7 @@ class _Speller(_Numbers):
                     a + (index[offsets[d]] if d in offsets else 0) for d, a in enumerate(known)
                 )
                 old = self.repeat(made[at], rows)
-                arguments = [old, self.repeat(number, rows)]
-                (new,) = self.reduce_once(node.regions[0], arguments, rows)
+                (new,) = self.reduce_once(node.regions[0], [old, number], rows)
                 for start, a in zip(starts, known, strict=True):
                     if isinstance(start, str):
                         test = self.compare(start, "EQ", a, rows)

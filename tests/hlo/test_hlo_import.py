@@ -157,12 +157,13 @@ ENTRY e { p = ((f32[], s32[]), f32[2]) parameter(0)
         np.testing.assert_array_equal(got, want)
 
 
-def test_loop_with_one_array_as_state_has_an_array_type():
+def test_loop_with_one_array_as_state_has_a_tuple_type():
     graph = import_hlo(
         lower(lambda n: jax.lax.while_loop(lambda i: i < 10, lambda i: i + 3, n), np.int32(0))
     )
     loop = find(graph, "while")
-    assert loop.type == ArrayType(DType.S32, ()) and count_ops(graph)["get-tuple-element"] == 0
+    assert loop.type == TupleType((ArrayType(DType.S32, ()),))
+    assert count_ops(graph)["get-tuple-element"] == 1
 
 
 def test_conditional_flattens_the_operands_of_its_branches():

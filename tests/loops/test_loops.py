@@ -618,7 +618,7 @@ def test_what_is_no_kernel_says_why() -> None:
     until = lambda w, x: lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w + 1, x)  # noqa: E731
     assert refuse(until, w, x).endswith("how often it turns is not known")
     total = lambda x: lax.fori_loop(0, 9, lambda _, x: x * x.sum(), x)  # noqa: E731
-    assert "adds up or shifts 80 columns" in refuse(total, normal(80))
+    assert "adds up or shifts 300 columns" in refuse(total, normal(300))
     turned = lambda x: lax.fori_loop(0, 9, lambda _, x: x.T * 2, x)  # noqa: E731
     assert "holds both rows and columns" in refuse(turned, w)
     short = lambda w, x: lax.fori_loop(0, 3, lambda _, x: x @ w, x)  # noqa: E731
@@ -894,7 +894,7 @@ def test_rows_are_the_lanes_of_warps() -> None:
 @pytest.mark.parametrize(
     "columns, turn, reason",
     [
-        (80, lambda i, x: jnp.sin(x[:, ::-1]), "has 80 numbers that meet"),
+        (300, lambda i, x: jnp.sin(x[:, ::-1]), "has 300 numbers that meet"),
         (20, lambda i, x: jnp.sort(x), "sorts 20 numbers"),
         (64, lambda i, x: jnp.sin(x[:, ::-1] @ jnp.outer(x[0], x[0])), "numbers that meet"),
     ],

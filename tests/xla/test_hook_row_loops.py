@@ -255,3 +255,69 @@ def test_a_recurrent_layer_of_batches_in_front(
     for got, want in zip(hooked.run(arguments), wanted, strict=True):
         given = got.reshape(want.shape).astype(np.float32)
         np.testing.assert_allclose(given, want, rtol=tolerance, atol=tolerance)
+
+
+# ---- many numbers a row -----------------------------------------------------------------------------------------
+
+
+def slopes(y: Any, rates: Any) -> Any:
+    a, b, c, d, e, g = y
+    one, two, three = rates[0] * a * b, rates[1] * c * d, rates[2] * e * a
+    four = rates[3] * g * b * b
+    return jnp.stack([-one - three, -one - 2 * four, one - two, one - two + four, two - three, g])
+
+
+def kinetics(y: Any, rates: Any) -> Any:
+    """Six species by Rosenbrock's method, and what each of four rates changes: 144 numbers of a matrix a row."""
+
+    def solve(rates: Any) -> Any:
+        def turn(_: Any, y: Any) -> Any:
+            matrix = jnp.eye(6) - 0.003 * jax.jacfwd(slopes)(y, rates)
+            one = jnp.linalg.solve(matrix, slopes(y, rates))
+            two = jnp.linalg.solve(matrix, slopes(y + 0.01 * one, rates) - 2 * one)
+            return y + 0.01 * (1.5 * one + 0.5 * two)
+
+        return lax.fori_loop(0, 6, turn, y)
+
+    return solve(rates), jax.jacfwd(solve)(rates)
+
+
+def exponents(x: Any, tangents: Any) -> Any:
+    """A ring of 12 numbers and two tangents that are made orthogonal: sums in a turn that wait for each other."""
+
+    def slope(x: Any) -> Any:
+        return (jnp.roll(x, -1) - jnp.roll(x, 2)) * jnp.roll(x, 1) - x + 8.0
+
+    def step(x: Any) -> Any:
+        return x + 0.01 * slope(x + 0.005 * slope(x))
+
+    def turn(state: Any, _: Any) -> Any:
+        x, tangents, total = state
+        first, other = jax.vmap(lambda v: jax.jvp(step, (x,), (v,))[1])(tangents)
+        one = jnp.sqrt(first @ first)
+        first = first / one
+        other = other - (other @ first) * first
+        two = jnp.sqrt(other @ other)
+        grown = total + jnp.log(jnp.stack([one, two]))
+        return (step(x), jnp.stack([first, other / two]), grown), None
+
+    return lax.scan(turn, (x, tangents, jnp.zeros(2)), None, length=10)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (kinetics, (uniform(48, 6), uniform(48, 4))),
+        (exponents, (uniform(64, 12) * 3, uniform(64, 2, 12) - 0.5)),
+    ],
+)
+def test_a_row_of_many_numbers_is_one_kernel(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    function = jax.vmap(function)
+    hooked = stitch_through_hook(function, *arguments)
+    assert has_threads_of_rows(hooked)
+    assert not any(node.op == "while" for node in hooked.graph)
+    wanted = jax.tree.leaves(jax.jit(function)(*arguments))
+    for got, want in zip(hooked.run(arguments), wanted, strict=True):
+        np.testing.assert_allclose(got.reshape(want.shape), want, rtol=2e-4, atol=2e-4)

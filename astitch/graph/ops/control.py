@@ -34,7 +34,7 @@ def _infer_while(node: Node, operands: Sequence[Type]) -> Type:
     state = arrays_of(operands)
     check_region(node, 0, state, [ArrayType(DType.PRED, ())])
     check_region(node, 1, state, state)
-    return result_of(state) if state else TupleType(())
+    return TupleType(tuple(state))
 
 
 def _infer_conditional(node: Node, operands: Sequence[Type]) -> Type:

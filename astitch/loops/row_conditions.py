@@ -1,0 +1,330 @@
+"""Whiles that turn as long as any row asks for it, as `vmap` of a `while_loop` does.
+
+Takes a while whose condition is that any row asks, and whose turn hands on each row that does not ask as it was.  Hands
+on the while with one state more, and a Loop whose rows turn as often as they ask.  The idea: such rows do not wait for
+each other, so a thread is done once its own are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from astitch.graph.edit import free_name
+from astitch.graph.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+    TupleType,
+)
+from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.ops.arrays import array_types
+from astitch.loops.analysis import (
+    Affine,
+    Carried,
+    Counter,
+    Invariant,
+    Loop,
+    count_turns_while,
+    find_counters,
+    find_integers,
+    find_starts,
+    refuse_effects,
+)
+from astitch.loops.axes import find_live
+
+ASSUMED_TURNS = 8
+"""Turns by which a loop is projected whose number nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which rows ask for a turn: those where a value of the condition is `holds`.  limit: the most turns, if any."""
+
+    name: str
+    holds: bool
+    limit: int | None
+
+
+def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Graph, Loop] | None:
+    """The Loop of such a while, and the graph around it; None where it is another one.
+
+    used: the parts of its final state that somebody reads.  The while has one state more, the last one: which rows
+    asked for the turn.
+    """
+    condition, body = node.regions
+    if refuse_effects(node, (*condition, *body)) is not None:
+        return None
+    counters = {i: c for i, c in find_counters(graph, node).items() if c.scale}
+    asked = _find_asked(condition, counters)
+    if asked is None or (asked.limit is not None and not 1 < asked.limit < 1 << 31):
+        return None
+    if asked.limit is None:
+        counters = {}
+    own = _find_in_body(condition, asked.name, body)
+    if own is None:
+        return None
+    kept = _find_kept(body, own, not asked.holds)
+    opened, node = _add_state(graph, node, own, asked.holds)
+    loop = analyse_rows(opened, node, asked.limit, counters)
+    live = find_live(loop, used)
+    for index, (role, parameter) in enumerate(zip(loop.roles, body.parameters, strict=False)):
+        if isinstance(role, Counter) and index in used:
+            return None
+        if isinstance(role, Carried) and index not in kept and {role.value, parameter} & live:
+            return None
+    return opened, loop
+
+
+def analyse_rows(
+    graph: Graph, node: Node, limit: int | None, counters: Mapping[int, Affine]
+) -> Loop:
+    """The Loop of a while whose last state says which rows asked.  limit: the most turns, if any.  counters: by the
+    number of a state."""
+    body = node.regions[1]
+    trips = ASSUMED_TURNS if limit is None else limit
+    given = {body.parameters[i]: counter for i, counter in counters.items()}
+    roles = tuple(
+        Counter(counters[i])
+        if i in counters
+        else Invariant()
+        if output == name
+        else Carried(output)
+        for i, (name, output) in enumerate(zip(body.parameters, body.outputs, strict=True))
+    )
+    integers = find_integers(body, given, trips)
+    starts = find_starts(graph, node)
+    last = len(roles) - 1
+    return Loop(node, trips, roles, {}, integers, starts, asked=last, limited=limit is not None)
+
+
+# ---- the condition ---------------------------------------------------------------------------------------------------
+
+
+def _find_asked(condition: Graph, counters: Mapping[int, Affine]) -> _Asked | None:
+    """What a condition says of rows: that any asks, and besides that a counter has not come to its end."""
+    given = {condition.parameters[i]: counter for i, counter in counters.items()}
+    limits: list[int] = []
+    found: list[_Asked] = []
+    pending = [condition.outputs[0]]
+    while pending:
+        node = condition[pending.pop()]
+        if OPS[node.op].keeps_order or _JOINS.get(node.op, False):
+            pending += node.operands
+        elif (rows := _read_rows(condition, node)) is not None:
+            found.append(rows)
+        elif (count := count_turns_while(condition, node.name, given)) is not None:
+            limits.append(count)
+        else:
+            return None
+    if len(found) != 1:
+        return None
+    return replace(found[0], limit=min(limits) if limits else None)
+
+
+def _read_rows(condition: Graph, node: Node) -> _Asked | None:
+    """Does a truth say that any row asks, or that not all are done?"""
+    holds, node = _skip_nots(condition, node, True)
+    if not OPS[node.op].is_reduce or len(node.operands) != 2 or node.array.rank:
+        return None
+    asked, start = (condition[operand] for operand in node.operands)
+    if not isinstance(start.attrs, ConstantAttrs) or asked.dtype is not DType.PRED:
+        return None
+    if monoid_of(node.regions[0]) != ("or" if holds else "and"):
+        return None
+    if bool(start.attrs.value.numpy()) is holds:
+        return None
+    holds, asked = _skip_nots(condition, asked, holds)
+    return _Asked(asked.name, holds, None)
+
+
+_JOINS: Mapping[str, bool] = {"and": True}
+_NEGATES: Mapping[str, bool] = {"not": True}
+
+
+def _skip_nots(graph: Graph, node: Node, holds: bool) -> tuple[bool, Node]:
+    """What must hold of the value that a truth is of, whether it is negated or not."""
+    while OPS[node.op].keeps_order or _NEGATES.get(node.op, False):
+        holds = holds is not _NEGATES.get(node.op, False)
+        node = graph[node.operands[0]]
+    return holds, node
+
+
+def _find_in_body(condition: Graph, asked: str, body: Graph) -> str | None:
+    """The value of a body with the formula that a value of the condition has."""
+    node = condition[asked]
+    if node.is_parameter:
+        return body.parameters[condition.parameters.index(asked)]
+    return next((n.name for n in body if _is_same(condition, asked, body, n.name)), None)
+
+
+def _form(node: Node) -> tuple[object, ...]:
+    return node.op, node.type, node.attrs
+
+
+def _is_same(condition: Graph, one: str, body: Graph, other: str) -> bool:
+    """Do a value of the condition and one of the body have the same formula of the state?"""
+    pending = [(one, other)]
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        pair = pending.pop()
+        if pair in seen:
+            continue
+        seen.add(pair)
+        a, b = condition[pair[0]], body[pair[1]]
+        if a.is_parameter or b.is_parameter:
+            if not (a.is_parameter and b.is_parameter):
+                return False
+            places = condition.parameters.index(a.name), body.parameters.index(b.name)
+            if places[0] != places[1]:
+                return False
+            continue
+        if _form(a) != _form(b) or len(a.regions) != len(b.regions):
+            return False
+        monoids = [(monoid_of(x), monoid_of(y)) for x, y in zip(a.regions, b.regions, strict=True)]
+        if any(x is None or x != y for x, y in monoids):
+            return False
+        pending += zip(a.operands, b.operands, strict=True)
+    return True
+
+
+# ---- rows that do not ask --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """A value that is, in such rows, what a state is: that of the parameter of this number."""
+
+    state: int
+
+
+_Known = _Same | complex | None
+"""What a value is in rows that do not ask: a state, a number everywhere, or nobody knows."""
+
+
+def _find_kept(body: Graph, own: str, told: bool) -> Collection[int]:
+    """The states that a turn leaves as they are in rows where the value `own` is `told`."""
+    known: dict[str, _Known] = {}
+    for node in body:
+        if node.name == own:
+            known[node.name] = complex(told)
+        elif node.is_parameter:
+            known[node.name] = _Same(body.parameters.index(node.name))
+        elif isinstance(node.type, ArrayType):
+            known[node.name] = _fold(node, [known.get(operand) for operand in node.operands])
+    pairs = enumerate(zip(body.parameters, body.outputs, strict=True))
+    return [
+        i
+        for i, (parameter, output) in pairs
+        if known.get(output) == _Same(i) or (parameter == own and known.get(output) == told)
+    ]
+
+
+def _fold(node: Node, operands: list[_Known]) -> _Known:
+    if isinstance(node.attrs, ConstantAttrs):
+        value = node.attrs.value.numpy().reshape(-1)
+        return complex(value[0]) if value.size and not (value != value[0]).any() else None
+    if isinstance(node.attrs, BroadcastAttrs) or OPS[node.op].keeps_order:
+        return None if isinstance(operands[0], _Same) else operands[0]
+    if OPS[node.op].is_conversion:
+        is_exact = node.dtype.is_integer or node.dtype is DType.PRED
+        is_number = operands[0] in (0, 1) and not isinstance(operands[0], _Same)
+        return operands[0] if is_number and (is_exact or node.dtype.is_float) else None
+    rule = _FOLDS.get(node.op)
+    return rule(node, operands) if rule else None
+
+
+def _choose(node: Node, operands: list[_Known]) -> _Known:
+    test, one, other = operands
+    if one == other:
+        return one
+    return None if test is None or isinstance(test, _Same) else one if test else other
+
+
+def _fold_and(node: Node, operands: list[_Known]) -> _Known:
+    return _fold_truth(node, operands, 0)
+
+
+def _fold_or(node: Node, operands: list[_Known]) -> _Known:
+    return _fold_truth(node, operands, 1)
+
+
+def _fold_truth(node: Node, operands: list[_Known], decides: int) -> _Known:
+    """Of two truths one decides, or the other one is what counts."""
+    if node.dtype is not DType.PRED:
+        return None
+    if decides in operands:
+        return complex(decides)
+    return _leave_out(operands, 1 - decides)
+
+
+def _fold_not(node: Node, operands: list[_Known]) -> _Known:
+    known = operands[0]
+    if node.dtype is not DType.PRED or known is None or isinstance(known, _Same):
+        return None
+    return complex(not known)
+
+
+def _fold_add(node: Node, operands: list[_Known]) -> _Known:
+    return _leave_out(operands, 0) if node.dtype.is_integer else None
+
+
+def _fold_subtract(node: Node, operands: list[_Known]) -> _Known:
+    return operands[0] if node.dtype.is_integer and operands[1] == 0 else None
+
+
+def _leave_out(operands: list[_Known], neutral: int) -> _Known:
+    """What is left of two operands if one changes nothing."""
+    one, other = operands
+    return other if one == neutral else one if other == neutral else None
+
+
+_FOLDS: Mapping[str, Callable[[Node, list[_Known]], _Known]] = {
+    "select": _choose,
+    "and": _fold_and,
+    "or": _fold_or,
+    "not": _fold_not,
+    "add": _fold_add,
+    "subtract": _fold_subtract,
+}
+
+
+# ---- the state of rows that ask --------------------------------------------------------------------------------------
+
+
+def _add_state(graph: Graph, node: Node, own: str, holds: bool) -> tuple[Graph, Node]:
+    """A while with one state more, which says in which rows the value `own` of its body is `holds`."""
+    condition, body = node.regions
+    type_ = body[own].array
+    regions = []
+    for region, outputs in ((condition, condition.outputs), (body, (*body.outputs, own))):
+        name = free_name("asked", region.nodes)
+        number = len(region.parameters)
+        parameter = Node(name, "parameter", type_, (), ParameterAttrs(number))
+        nodes = {**region.nodes, name: parameter}
+        if region is body and not holds:
+            asked = free_name("asks", nodes)
+            nodes[asked] = Node(asked, "not", type_, (own,))
+            outputs = (*body.outputs, asked)
+        regions.append(Graph(region.name, nodes, (*region.parameters, name), outputs))
+    holds_at_first = ConstantAttrs(Literal.of(np.asarray(True)))
+    true, start = (free_name(name, graph.nodes) for name in ("true", "asked"))
+    added = {
+        true: Node(true, "constant", ArrayType(DType.PRED, ()), (), holds_at_first),
+        start: Node(start, "broadcast", type_, (true,), BroadcastAttrs(())),
+    }
+    types = TupleType((*array_types(node), type_))
+    node = replace(node, type=types, operands=(*node.operands, start), regions=tuple(regions))
+    around: dict[str, Node] = {}
+    for name, other in graph.nodes.items():
+        if name == node.name:
+            around |= added
+        around[name] = node if name == node.name else other
+    return Graph(graph.name, around, graph.parameters, graph.outputs), node
