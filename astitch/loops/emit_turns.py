@@ -391,7 +391,7 @@ class _Emitter:
         """Ends the loop where single numbers of the state say so."""
         names: dict[str, str] = {}
         for number, parameter in enumerate(condition.parameters):
-            if condition.users[parameter]:
+            if condition.users[parameter] or parameter in condition.outputs:
                 dtype = condition[parameter].dtype
                 kind = compute_type(dtype)
                 names[parameter] = f"asked_{number}"

@@ -1,13 +1,14 @@
-"""Whiles that turn as long as any row asks for it, as `vmap` of a `while_loop` does.
+"""Whiles whose turns are not known, but whose rows do not wait for each other.
 
-Takes a while whose condition is that any row asks, and whose turn hands on each row that does not ask as it was.  Hands
-on the while with one state more, and a Loop whose rows turn as often as they ask.  The idea: such rows do not wait for
-each other, so a thread is done once its own are.
+Takes a while.  Either it turns as long as any row asks for it, as `vmap` of a `while_loop` does, and its turn hands on
+each row that does not ask as it was.  Or scalars alone say when it ends, as in a `fori_loop` up to an argument.  Hands
+on the while with one state more, and a Loop whose rows turn as often as they ask.  The idea: each thread can tell when
+its own rows are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,16 +16,18 @@ import numpy as np
 from astitch.graph.edit import free_name
 from astitch.graph.ir import (
     ArrayType,
+    Attrs,
     BroadcastAttrs,
     ConstantAttrs,
     DType,
     Graph,
     Literal,
+    NoAttrs,
     Node,
     ParameterAttrs,
     TupleType,
 )
-from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.ops.arrays import array_types
 from astitch.loops.analysis import (
     Affine,
@@ -59,18 +62,25 @@ def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Grap
     used: the parts of its final state that somebody reads.  The while has one state more, the last one: which rows
     asked for the turn.
     """
-    condition, body = node.regions
-    if refuse_effects(node, (*condition, *body)) is not None:
+    if refuse_effects(node, (*node.regions[0], *node.regions[1])) is not None:
         return None
     counters = {i: c for i, c in find_counters(graph, node).items() if c.scale}
-    asked = _find_asked(condition, counters)
-    if asked is None or (asked.limit is not None and not 1 < asked.limit < 1 << 31):
-        return None
+    asked = _find_asked(node.regions[0], counters)
+    if asked is None:
+        frozen = _freeze(node)
+        if frozen is None:
+            return None
+        node, own = frozen
+        asked = _Asked(own, True, None)
+    else:
+        condition, body = node.regions
+        found = _find_in_body(condition, body, asked.name)
+        if found is None or (asked.limit is not None and not 1 < asked.limit < 1 << 31):
+            return None
+        own = found
     if asked.limit is None:
         counters = {}
-    own = _find_in_body(condition, asked.name, body)
-    if own is None:
-        return None
+    body = node.regions[1]
     kept = _find_kept(body, own, not asked.holds)
     opened, node = _add_state(graph, node, own, asked.holds)
     loop = analyse_rows(opened, node, asked.limit, counters)
@@ -157,7 +167,7 @@ def _skip_nots(graph: Graph, node: Node, holds: bool) -> tuple[bool, Node]:
     return holds, node
 
 
-def _find_in_body(condition: Graph, asked: str, body: Graph) -> str | None:
+def _find_in_body(condition: Graph, body: Graph, asked: str) -> str | None:
     """The value of a body with the formula that a value of the condition has."""
     node = condition[asked]
     if node.is_parameter:
@@ -193,6 +203,66 @@ def _is_same(condition: Graph, one: str, body: Graph, other: str) -> bool:
             return False
         pending += zip(a.operands, b.operands, strict=True)
     return True
+
+
+# ---- scalars that ask ------------------------------------------------------------------------------------------------
+
+
+def _freeze(node: Node) -> tuple[Node, str] | None:
+    """A while whose turn changes nothing where its condition does not hold, and what says so in its body; None where
+    more than scalars decides."""
+    condition, body = node.regions
+    alike = _find_alike(body)
+    read = {i for i, p in enumerate(condition.parameters) if condition.users[p]}
+    read |= {i for i, p in enumerate(condition.parameters) if p in condition.outputs}
+    if not read <= alike or not all(map(_is_scalar, condition)):
+        return None
+    nodes, names = dict(body.nodes), dict(zip(condition.parameters, body.parameters, strict=True))
+
+    def add(op: str, type_: ArrayType, operands: Sequence[str], attrs: Attrs = NoAttrs()) -> str:
+        name = free_name("asks", nodes)
+        nodes[name] = Node(name, op, type_, tuple(operands), attrs)
+        return name
+
+    for inner in condition:
+        if not inner.is_parameter:
+            operands = [names[o] for o in inner.operands]
+            names[inner.name] = add(inner.op, inner.array, operands, inner.attrs)
+    asks = names[condition.outputs[0]]
+    outputs = []
+    for parameter, output in zip(body.parameters, body.outputs, strict=True):
+        if output != parameter:
+            type_ = body[output].array
+            test = ArrayType(DType.PRED, type_.shape)
+            along = add("broadcast", test, [asks], BroadcastAttrs(())) if type_.rank else asks
+            output = add("select", type_, [along, output, parameter])
+        outputs.append(output)
+    frozen = Graph(body.name, nodes, body.parameters, tuple(outputs))
+    return replace(node, regions=(condition, frozen)), asks
+
+
+def _find_alike(body: Graph) -> set[int]:
+    """The scalars of the state that each thread can compute by itself."""
+    found = {i for i, p in enumerate(body.parameters) if not body[p].array.rank}
+    while True:
+        given = {body.parameters[i] for i in found}
+        known: set[str] = set()
+        for node in body:
+            computed = node.name in given if node.is_parameter else known.issuperset(node.operands)
+            if computed and _is_scalar(node):
+                known.add(node.name)
+        left = {i for i in found if body.outputs[i] in known}
+        if left == found:
+            return found
+        found = left
+
+
+def _is_scalar(node: Node) -> bool:
+    """Is it a number, computed from numbers?  What a condition is not asked with may be an array."""
+    if node.is_parameter:
+        return True
+    plain = OPS[node.op].kind is Kind.ELEMENTWISE or node.is_constant or OPS[node.op].keeps_order
+    return plain and isinstance(node.type, ArrayType) and not node.array.rank
 
 
 # ---- rows that do not ask --------------------------------------------------------------------------------------------

@@ -146,6 +146,43 @@ def implicit(x: Any, forces: Any) -> Any:
     return lax.scan(step, x, forces)
 
 
+def repeat(x: Any, y: Any, turns: Any) -> Any:
+    """How often it turns is an argument."""
+
+    def turn(i: Any, state: Any) -> Any:
+        x, y = state
+        return x * 0.99 + 0.1 * jnp.sin(y) * i, y + 0.01 * x
+
+    return lax.fori_loop(0, turns, turn, (x, y))
+
+
+def until(y: Any, mu: Any) -> Any:
+    """Steps up to a time."""
+
+    def slope(y: Any) -> Any:
+        return jnp.stack([y[:, 1], mu * (1 - y[:, 0] ** 2) * y[:, 1] - y[:, 0]], 1)
+
+    def turn(state: Any) -> Any:
+        t, y = state
+        return t + 0.01, y + 0.01 * slope(y + 0.005 * slope(y))
+
+    return lax.while_loop(lambda s: s[0] < 0.1, turn, (0.0, y))
+
+
+def propagate(p: Any, f: Any, turns: Any) -> Any:
+    return lax.fori_loop(0, turns, lambda _, p: f @ p @ f.T + 0.01 * jnp.eye(4), p)
+
+
+def flagged(x: Any, h: Any) -> Any:
+    """A truth of the state says when it ends; half a step more in each turn."""
+
+    def turn(state: Any) -> Any:
+        x, h, _ = state
+        return x - h * jnp.tanh(x), h * 0.7, h > 0.05
+
+    return lax.while_loop(lambda s: s[2], turn, (x, h, True))[:2]
+
+
 SQUARE = RNG.normal(size=(64, 4, 4)).astype(np.float32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -171,6 +208,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "half precision": (halve, (uniform(64, high=900, dtype=np.float16),)),
     "in a scan": (implicit, (uniform(64, low=-1), uniform(5, low=-1))),
     "no row asks": (halve, (uniform(64),)),
+    "up to an argument": (repeat, (uniform(300), uniform(300), np.int32(7))),
+    "up to an argument, never": (repeat, (uniform(300), uniform(300), np.int32(-2))),
+    "up to a time": (until, (uniform(64, 2), uniform(64))),
+    "matrices up to an argument": (
+        jax.vmap(propagate, (0, 0, None)),
+        (SQUARE[:48], SQUARE[:48] / 3, np.int32(5)),
+    ),
+    "a truth of the state": (flagged, (uniform(9, 40, low=-2), np.float32(0.9))),
 }
 
 
@@ -213,7 +258,18 @@ def add_to_all(x: Any) -> Any:
     return lax.while_loop(lambda s: jnp.any(s[1]), turn, (x, jnp.ones(x.shape, bool)))[0]
 
 
-@pytest.mark.parametrize("function", [thaw, count_all, add_to_all])
+def converge(x: Any) -> Any:
+    """All rows say when it ends."""
+
+    def turn(state: Any) -> Any:
+        x, _ = state
+        new = x * 0.5
+        return new, jnp.sum(new * new) > 0.1
+
+    return lax.while_loop(lambda s: s[1], turn, (x, True))[0]
+
+
+@pytest.mark.parametrize("function", [thaw, count_all, add_to_all, converge])
 def test_rows_that_do_not_end_by_themselves(function: Callable[..., Any]) -> None:
     x = uniform(64, low=-9, high=9)
     hooked = stitch_through_hook(function, x)
