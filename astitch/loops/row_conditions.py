@@ -35,6 +35,7 @@ from astitch.loops.analysis import (
     Counter,
     Invariant,
     Loop,
+    count_turns,
     count_turns_while,
     find_counters,
     find_integers,
@@ -63,6 +64,8 @@ def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Grap
     asked for the turn.
     """
     if refuse_effects(node, (*node.regions[0], *node.regions[1])) is not None:
+        return None
+    if count_turns(graph, node) is not None:
         return None
     counters = {i: c for i, c in find_counters(graph, node).items() if c.scale}
     asked = _find_asked(node.regions[0], counters)

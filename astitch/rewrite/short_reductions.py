@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from astitch.graph.dimensions import is_uniform
 from astitch.graph.ir import ArrayType, DimensionsAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.graph.ops.arrays import array_types
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.narrow_reductions import is_neutral
@@ -146,9 +147,8 @@ def _ends_in_reductions(graph: Graph, name: str) -> bool:
 
 def _is_long(graph: Graph, reduce: Node, operand: str) -> bool:
     """Is what it stores far smaller than what it reads?"""
-    if not isinstance(reduce.type, ArrayType):
-        return False
-    return reduce.array.size * FEW < graph[operand].array.size
+    stored, *_ = array_types(reduce)
+    return stored.size * FEW < graph[operand].array.size
 
 
 def _is_seen_through(node: Node) -> bool:

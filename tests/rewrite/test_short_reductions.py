@@ -63,6 +63,11 @@ def farthest(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x[:, :, None] - y.T[None]), axis=1).min(-1)
 
 
+def nearest(x: jax.Array, y: jax.Array) -> jax.Array:
+    """A reduction of values and their places."""
+    return jnp.argmin(((x[:, None] - y[None]) ** 2).sum(-1), 1)
+
+
 def angles(x: jax.Array) -> jax.Array:
     return jax.vmap(lambda a: jax.vmap(lambda b: (a * b).sum())(x).max())(x)
 
@@ -101,6 +106,7 @@ PROGRAMS = {
     "energy": (energy, (points(40, 3),)),
     "forces": (forces, (points(40, 3),)),
     "farthest": (farthest, (points(40, 2), points(24, 2))),
+    "nearest": (nearest, (points(40, 8), points(24, 8))),
     "angles f16": (angles, (points(40, 4, np.float16),)),
     "energy bf16": (energy, (points(24, 3, jnp.bfloat16),)),
     "counts": (
