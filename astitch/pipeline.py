@@ -222,7 +222,8 @@ def _rewrite(
 
 def _hoist(graph: Graph, job: Job) -> Graph:
     assert job.target.loops
-    return simplify(check_graph(hoist_planned(graph, job.target.loops)))
+    is_limited = math.isfinite(limit_of(job))
+    return simplify(check_graph(hoist_planned(graph, job.target.loops, is_limited)))
 
 
 def _loop_over_matrices(graph: Graph, job: Job) -> Graph:

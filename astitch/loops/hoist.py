@@ -437,17 +437,34 @@ class _Hoister:
         return self.find_source(name) in self.loop.slices
 
 
-def hoist_loops(graph: Graph, worth: Callable[[Graph, Node], bool]) -> Graph:
+def hoist_loops(
+    graph: Graph, worth: Callable[[Graph, Node], bool], no_arrays: bool = False
+) -> Graph:
     """The graph in which every while that is worth it does less.  worth: is the new while?  Of some nothing is left.
 
     Of the others sums leave that need no new array.  A product of few rows that is added up in each turn reads and
     writes the whole sum: the gradient of a recurrent matrix, which is one large product after the loop.
+    no_arrays: that is all that leaves a while which is worth it so.
     """
     for name in [node.name for node in graph if OPS[node.op].is_loop]:
-        found = hoist(graph, graph[name]) if name in graph.nodes else None
-        if found is not None and name in found.graph.nodes:
-            if not worth(found.graph, found.graph[name]):
-                found = hoist(graph, graph[name], sums_alone=True)
-        if found is not None:
-            graph = found.graph
+        if name in graph.nodes:
+            graph = _hoist_one(graph, name, worth, no_arrays)
     return graph
+
+
+def _hoist_one(
+    graph: Graph, name: str, worth: Callable[[Graph, Node], bool], no_arrays: bool
+) -> Graph:
+    def is_worth(made: Graph) -> bool:
+        return name not in made.nodes or worth(made, made[name])
+
+    def hoist_sums() -> Graph:
+        found = hoist(graph, graph[name], sums_alone=True)
+        return found.graph if found else graph
+
+    if no_arrays and is_worth(made := hoist_sums()):
+        return made
+    found = hoist(graph, graph[name])
+    if found is None:
+        return graph
+    return found.graph if is_worth(found.graph) else hoist_sums()

@@ -88,6 +88,11 @@ class LoopPlan:
         return max(share.us for share in self.shares)
 
     @property
+    def spared_us(self) -> float:
+        """Microseconds less than what it would be else, as projected."""
+        return self.xla_us - self.us
+
+    @property
     def is_faster(self) -> bool:
         """Than what it would be else."""
         return self.us < self.xla_us
@@ -380,10 +385,10 @@ def _refuse_slower(plan: LoopPlan | LoopRefusal) -> LoopRefusal:
     return LoopRefusal(plan.loop.node.name, reason, is_choice=True)
 
 
-def hoist_planned(graph: Graph, planner: LoopPlanner) -> Graph:
+def hoist_planned(graph: Graph, planner: LoopPlanner, no_arrays: bool = False) -> Graph:
     """The graph in which loops that can be one kernel do only what must wait for the turn before.  Two loops become one
-    where that is faster."""
-    return _merge_planned(hoist_loops(graph, planner.is_kernel), planner)
+    where that is faster.  no_arrays: what would need an array of all turns stays, where the loop is a kernel so."""
+    return _merge_planned(hoist_loops(graph, planner.is_kernel, no_arrays), planner)
 
 
 def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:

@@ -36,7 +36,7 @@ class Compilation:
     loops: which loops are one kernel, and why others are not.
     left: stitch ops that XLA computes in place of a kernel, by name, each with the reason.
     refused: kernels that were planned and are left to XLA, likewise.  loop_us: of each loop that is one kernel, as
-    projected.
+    projected.  spared_us: how many fewer these are than as XLA's loops.
     faults: the errors inside astitch, see faults.py.  directives: what came of each, a line for each.
     memory_limit: the bytes that the program is to take at most; None: nobody says.
     doubled: which loops of XLA's take several turns in one.
@@ -57,6 +57,7 @@ class Compilation:
     faults: tuple[Fault, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     loop_us: tuple[float, ...] = ()
+    spared_us: float = 0.0
     directives: tuple[str, ...] = ()
     memory_limit: int | None = None
     doubled: tuple[str, ...] = ()

@@ -21,7 +21,8 @@ from astitch.graph.ops import OPS
 from astitch.hlo_import import read_part
 from astitch.kernel.in_place import LEAST_BYTES_AGAIN, LEAST_BYTES_OVER, InPlace
 from astitch.loops.analysis import LoopKey, loop_key
-from astitch.loops.plan import START, LoopPlanner
+from astitch.loops.emit_turns import TurnsPlan
+from astitch.loops.plan import START, LoopPlan, LoopPlanner
 from astitch.pipeline import Launcher, Target
 from astitch.program.steps import FallbackStep, Step
 from astitch.scope.structure import Structure
@@ -409,20 +410,26 @@ def _note_loops(
     """The compilation with notes on its loops; those that are kernels are no ops of XLA's any more."""
     program = compilation.program
     steps: list[Step] = []
-    times: dict[str, float] = {}
+    plans: dict[str, LoopPlan | TurnsPlan] = {}
     for step in program.steps:
         if isinstance(step, FallbackStep):
             graph = read_fallback(step.hlo)
             keys = {n.name: loop_key(graph, n) for n in graph if OPS[n.op].is_loop}
-            taken = {name: calls[key].loop.plan.us for name, key in keys.items() if key in calls}
-            times |= taken
+            taken = {name: calls[key].loop.plan for name, key in keys.items() if key in calls}
+            plans |= taken
             left = (op for op in step.ops if op.name not in taken and op.reason != START)
             step = replace(step, ops=tuple(left))
         steps.append(step)
     bodies = tuple(
-        replace(body, runs={name: n for name, n in body.runs.items() if name not in times})
+        replace(body, runs={name: n for name, n in body.runs.items() if name not in plans})
         for body in compilation.bodies
     )
     program = replace(program, steps=tuple(steps))
-    loop_us = tuple(times.values())
-    return replace(compilation, program=program, bodies=bodies, loops=notes, loop_us=loop_us)
+    return replace(
+        compilation,
+        program=program,
+        bodies=bodies,
+        loops=notes,
+        loop_us=tuple(plan.us for plan in plans.values()),
+        spared_us=sum(plan.spared_us for plan in plans.values()),
+    )

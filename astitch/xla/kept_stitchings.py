@@ -36,7 +36,7 @@ class Made:
     module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
     where an earlier process made it.  share: how much is stitched, in words.
     estimated, plain_bytes: what it and what XLA's own version is estimated to take, the latter at the least; 0: it is
-    not known.  light_us: its memory-intensive time, as projected.
+    not known.  light_us: its memory-intensive time, as projected; spared_us: what XLA's loops would take more.
     """
 
     module: bytes | None
@@ -47,6 +47,7 @@ class Made:
     estimated: int = 0
     plain_bytes: int = 0
     light_us: float = 0.0
+    spared_us: float = 0.0
 
     @staticmethod
     def of(stitching: Stitching) -> Made:
@@ -61,6 +62,7 @@ class Made:
             _estimate(found) if stitching.module else 0,
             found.plain_bytes,
             share.stitched_us + share.left_us,
+            found.spared_us,
         )
 
 
@@ -150,8 +152,9 @@ def with_number(module: bytes, number: int) -> bytes:
 
 def pack(made: Made) -> bytes:
     """An entry's content: length of the JSON header, header, module."""
-    told = made.kernels, made.reason, made.share, made.estimated, made.plain_bytes, made.light_us
-    header = json.dumps([made.module is not None, *told]).encode()
+    numbers = made.estimated, made.plain_bytes, made.light_us, made.spared_us
+    told = made.module is not None, made.kernels, made.reason, made.share, *numbers
+    header = json.dumps(told).encode()
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + (made.module or b"")
 
 
