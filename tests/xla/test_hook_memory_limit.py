@@ -304,7 +304,9 @@ def flow(f: Any, solid: Any) -> Any:
         along = 3 * jnp.einsum("qd,xyd->qxy", ways.astype(np.float32), u)
         rest = rho * weights[:, None, None] * (1 + along + along**2 / 2 - 1.5 * (u**2).sum(-1))
         g = g - (g - rest) / 0.6
-        moved = jnp.stack([jnp.roll(g[n], (int(i), int(j)), (0, 1)) for n, (i, j) in enumerate(ways)])
+        moved = jnp.stack(
+            [jnp.roll(g[n], (int(i), int(j)), (0, 1)) for n, (i, j) in enumerate(ways)]
+        )
         return jnp.where(solid, f[::-1], moved)
 
     return jax.lax.fori_loop(0, 20, body, f)
