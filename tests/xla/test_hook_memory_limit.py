@@ -170,6 +170,8 @@ def test_xla_compiles_no_module_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WORDS, VECTOR, PAIRS = 200_000, 128, 16384
 
+EXPERTS = 16
+
 
 def skip_grams(tables: Any, words: Any, near: Any, far: Any) -> Any:
     """A step of word2vec with negative samples: a kernel for both tables keeps both gradients at once."""
@@ -200,6 +202,20 @@ def interact(weights: Any, x: Any) -> Any:
     return [a - 0.1 * b for a, b in zip(weights, gradients, strict=True)], value
 
 
+def dispatch(weights: Any, x: Any, places: Any) -> Any:
+    """Training of experts whose rows stand where a router puts them: the gradient of reading them adds 16-bit rows."""
+
+    def loss(weights: Any) -> Any:
+        rows = jnp.zeros((EXPERTS * ROWS // 4, WIDTH), x.dtype).at[places].set(jnp.tile(x, (2, 1)))
+        h = jnp.einsum("erd,edf->erf", rows.reshape(EXPERTS, -1, WIDTH), weights[0])
+        y = jnp.einsum("erf,efd->erd", jax.nn.silu(h), weights[1]).reshape(rows.shape)
+        out = (x + y[places].reshape(2, ROWS, WIDTH).sum(0)) @ weights[2]
+        return jnp.square(out.astype(jnp.float32)).mean()
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return [(a - 0.1 * b).astype(a.dtype) for a, b in zip(weights, gradients, strict=True)], value
+
+
 def shape(*sizes: int, dtype: Any = jnp.float32) -> Any:
     from jax.sharding import SingleDeviceSharding
 
@@ -218,6 +234,14 @@ PROGRAMS = {
             words(PAIRS),
             words(PAIRS),
             words(PAIRS, 8),
+        ),
+    ),
+    "experts": (
+        dispatch,
+        lambda: (
+            [shape(*e, WIDTH, WIDTH, dtype=jnp.bfloat16) for e in ((EXPERTS,), (EXPERTS,), ())],
+            shape(ROWS, WIDTH, dtype=jnp.bfloat16),
+            words(2 * ROWS),
         ),
     ),
     "xdeepfm": (interact, lambda: ([shape(64, 26, 26), shape(64, 26, 64)], shape(1024, 26, 16))),
@@ -251,6 +275,7 @@ def test_no_program_takes_more_than_xlas_own(name: str, monkeypatch: pytest.Monk
         warnings.simplefilter("error")
         planned = plan_program(name)
     assert planned <= fitting.SHARE * xla and asked
+    assert astitch.report().programs[-1].kernels
     tries = len(asked)
     assert plan_program(name) == planned and len(asked) == tries, "what was found is kept"
     monkeypatch.setattr(fitting, "DOUBT", float("inf"))
