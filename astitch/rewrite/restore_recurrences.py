@@ -75,9 +75,10 @@ def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
     graph: in simplest form.  `log` hears of each result of a tree.
     """
     heard: Log = log or (lambda rule, node: None)
-    if not _find_weaving(graph):
+    woven = _find_weaving(graph)
+    if not woven:
         return graph
-    whole = read_alike(graph)
+    whole = read_alike(graph, {*woven.values()})
     weaving = _find_weaving(whole)
     whole = read_wholes(whole, {*weaving.values()})
     found = dict(_find_results(whole, weaving))

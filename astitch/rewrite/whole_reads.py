@@ -13,7 +13,15 @@ from dataclasses import replace
 import numpy as np
 
 from astitch.graph.edit import sort_nodes
-from astitch.graph.ir import DimensionAttrs, DimensionsAttrs, Graph, Node, PadAttrs, SliceAttrs
+from astitch.graph.ir import (
+    Attrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    Graph,
+    Node,
+    PadAttrs,
+    SliceAttrs,
+)
 from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, read_splat
 from astitch.rewrite.draft_ops import DraftOps
@@ -92,9 +100,10 @@ def _read(graph: Graph, whole: Node, dimension: int) -> Iterator[Node]:
 # ---- what is read in several ways -----------------------------------------------------------------------------
 
 
-def read_alike(graph: Graph) -> Graph:
+def read_alike(graph: Graph, along: Collection[int]) -> Graph:
     """The same function, in which a tree reads each array in one way.
 
+    along: the dimensions of steps.  What is cut along another one too is cut there first, at all steps.
     Slices that are turned round are slices of the whole array, turned round; so is the last step of such an array.
     Products that are read with dimensions of single elements less or more are made in that shape: else powers of a
     factor, which is the same at each step, have another shape than the factor.
@@ -117,10 +126,13 @@ def read_alike(graph: Graph) -> Graph:
             case "reverse":
                 return _slice_turned(draft[node.operands[0]], node, draft)
             case "slice":
+                apart = _cut_apart(DraftOps(node, draft), node.operands[0], node.attrs, along)
+                part = draft[apart] if apart else node
                 dimensions = turned.get(graph[node.name].operands[0])
-                if dimensions and _is_last_step(node, draft[node.operands[0]], dimensions):
-                    turn = replace(node, op="reverse", attrs=DimensionsAttrs(dimensions))
-                    return _slice_turned(node, turn, draft)
+                if dimensions and _is_last_step(part, draft[part.operands[0]], dimensions):
+                    turn = replace(part, op="reverse", attrs=DimensionsAttrs(dimensions))
+                    return _slice_turned(part, turn, draft)
+                return apart
             case "reshape":
                 product = draft[node.operands[0]]
                 extents = [n for n in node.shape if n != 1]
@@ -165,3 +177,20 @@ def _slice_turned(part: Node, node: Node, draft: Draft) -> str | None:
     whole = ops.add("reverse", node.dtype, source.shape, (source.name,), node.attrs)
     attrs = SliceAttrs(tuple(starts), tuple(limits), part.attrs.strides)
     return ops.add("slice", node.dtype, node.shape, (whole,), attrs)
+
+
+def _cut_apart(ops: DraftOps, x: str, attrs: Attrs, along: Collection[int]) -> str | None:
+    """A slice in two steps: of dimensions beside the steps, then of steps; None where one does."""
+    assert isinstance(attrs, SliceAttrs)
+    source, dtype = ops.draft[x].shape, ops.draft[x].dtype
+    whole = [(0, n, 1) for n in source]
+    edges = [*zip(attrs.starts, attrs.limits, attrs.strides, strict=True)]
+    cut = {d for d in range(len(source)) if edges[d] != whole[d]}
+    if not cut & {*along} or cut <= {*along}:
+        return None
+    for part in (cut - {*along}, cut & {*along}):
+        own = [edges[d] if d in part else (0, n, 1) for d, n in enumerate(ops.draft[x].shape)]
+        starts, limits, strides = (tuple(each) for each in zip(*own, strict=True))
+        shape = [-(-(limit - start) // stride) for start, limit, stride in own]
+        x = ops.add("slice", dtype, shape, (x,), SliceAttrs(starts, limits, strides))
+    return x

@@ -324,9 +324,18 @@ def test_trees_as_xla_hands_them_over(fn: Function) -> None:
     check_as_handed_over(gradient(fn))
 
 
+def in_both_directions(x: Any, y: Any) -> Any:
+    """What flows back is cut out of one array along two dimensions."""
+    pair = jax.nn.sigmoid(x), y
+    both = [lax.associative_scan(join, pair, axis=1, reverse=r)[1] for r in (False, True)]
+    return jnp.sin(jnp.concatenate(both, -1))
+
+
 @needs_hook
-def test_both_directions_as_xla_hands_them_over() -> None:
-    check_as_handed_over(complex_turned)
+@pytest.mark.parametrize("fn", [in_both_directions, complex_turned])
+def test_both_directions_as_xla_hands_them_over(fn: Function) -> None:
+    check_as_handed_over(fn)
+    check_as_handed_over(gradient(fn))
 
 
 def check_as_handed_over(fn: Function) -> None:
