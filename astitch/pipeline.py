@@ -81,7 +81,7 @@ from astitch.search.follow_directives import (
     stays_whole,
 )
 from astitch.search.keep_within import keep_within
-from astitch.search.peak_memory import list_steps, schedule
+from astitch.search.peak_memory import estimate_plain_peak, list_steps, schedule
 from astitch.search.plan_scopes import (
     CountCopied,
     OnKernel,
@@ -314,7 +314,9 @@ def _order_scatters(graph: Graph, job: Job) -> Graph:
 
 
 def _combine_natively(graph: Graph, job: Job) -> Graph:
-    combined = combine_natively(graph, only_splats=job.target.region is not None)
+    limit = limit_of(job)
+    room = limit - estimate_plain_peak(job.plain) if job.plain and limit < math.inf else math.inf
+    combined = combine_natively(graph, only_splats=job.target.region is not None, room=room)
     return graph if combined is graph else check_graph(combined)
 
 

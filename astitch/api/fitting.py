@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from astitch.faults import FaultWarning, show_error
 from astitch.show.memory import warn_of_memory
 from astitch.system.callbacks import pass_interrupt
-from astitch.xla.kept_stitchings import ONLY_TURNS, keep_fit
+from astitch.xla.kept_stitchings import ALONE, ONLY_TURNS, keep_fit
 
 if TYPE_CHECKING:
     from astitch.api.transformation import Compiling
@@ -147,8 +147,12 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     kept, made, planned, told = best
     compiling.go_back(kept)
     if planned > LARGER * plain_bytes and found is not None and not compiling.is_strict:
+        name = compiling.name
         left = _compile_planned(compile_) if compiling.leave_kernels() else (own, plain_bytes)
-        if left is not None and left[1] < planned:
+        if left is not None and left[1] > LARGER * plain_bytes:  # several turns in one take it
+            compiling.leave_all(name)
+            made, told = own, ALONE
+        elif left is not None and left[1] < planned:
             made, told = left[0], ONLY_TURNS
         else:
             compiling.go_back(kept)

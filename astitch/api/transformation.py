@@ -44,6 +44,7 @@ from astitch.xla.hook import (
     stitch_module,
 )
 from astitch.xla.kept_stitchings import (
+    ALONE,
     ONLY_TURNS,
     Made,
     key_of,
@@ -273,10 +274,15 @@ class Compiling:
             return True
         if self._doubles(handed):
             return True
+        self.leave_all(name)
+        return False
+
+    def leave_all(self, name: str) -> None:
+        """XLA's own version counts as compiled.  name: the program's."""
+        self.start_anew("")
         self.called, self.attends, self.handed = True, False, None
         self.made = Made(None, 0, MORE_MEMORY)
         _note(self, Entry(name, 0, MORE_MEMORY, 0.0, self.made.share))
-        return False
 
     def _doubles(self, handed: Any) -> bool:
         """Do loops of a module take several turns in one without kernels?  Where that fails it is tried in a compile,
@@ -451,6 +457,8 @@ def _stitch(
         compiling.key = key
         told = load_fit(key)
         compiling.is_fitted = told is not None
+        if told == ALONE:
+            return Made(None, 0, MORE_MEMORY)
         compiling.only_turns = told == ONLY_TURNS
         if told and told != ONLY_TURNS:
             settings = _tell(settings, told)

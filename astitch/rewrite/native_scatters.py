@@ -33,11 +33,14 @@ CONTENDED = 128
 """Updates for each element from which their number counts for nothing: threads that meet wait for each other."""
 
 
-def combine_natively(graph: Graph, log: Log | None = None, *, only_splats: bool = False) -> Graph:
+def combine_natively(
+    graph: Graph, log: Log | None = None, *, only_splats: bool = False, room: float = math.inf
+) -> Graph:
     """The same function, but that sums of 16-bit floats are rounded once.
 
     only_splats: take only scatters to a number repeated.  What a loop carries XLA scatters to in place, and would have
     to convert each turn.
+    room: the bytes that results in wider types may take beside the narrow ones.  Small ones take few.
     """
     heard: Log = log or (lambda rule, node: None)
     if not any(isinstance(node.attrs, ScatterAttrs) for node in graph):
@@ -48,6 +51,8 @@ def combine_natively(graph: Graph, log: Log | None = None, *, only_splats: bool 
         if form is None or not _pays(node, draft):
             return None
         if only_splats and read_splat(draft, node.operands[0]) is None:
+            return None
+        if node.array.size > SMALL and node.array.size * form.word.bytes > room:
             return None
         heard("combine_natively", node.name)
         return form.put(DraftOps(node, draft))

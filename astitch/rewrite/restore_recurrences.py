@@ -49,7 +49,7 @@ from astitch.rewrite.finite_field import (
 )
 from astitch.rewrite.running_reductions import put_recurrence, put_running
 from astitch.rewrite.simplify import rewrite_graph
-from astitch.rewrite.whole_reads import list_numbers, read_wholes
+from astitch.rewrite.whole_reads import list_numbers, read_alike, read_wholes
 
 LANES = (2, 3)
 """Elements along each summed dimension, at each of two points: all are alike, and what they are summed to is not."""
@@ -75,8 +75,12 @@ def restore_recurrences(graph: Graph, log: Log | None = None) -> Graph:
     graph: in simplest form.  `log` hears of each result of a tree.
     """
     heard: Log = log or (lambda rule, node: None)
-    weaving = _find_weaving(graph)
-    whole = read_wholes(graph, {*weaving.values()})
+    woven = _find_weaving(graph)
+    if not woven:
+        return graph
+    whole = read_alike(graph, {*woven.values()})
+    weaving = _find_weaving(whole)
+    whole = read_wholes(whole, {*weaving.values()})
     found = dict(_find_results(whole, weaving))
     _drop_wasted(whole, found)
     if not found:

@@ -171,10 +171,13 @@ def unpack(data: bytes) -> Made:
 ONLY_TURNS = "only turns"
 """Kept for a program that takes more memory with kernels: several turns of its loops are one, and that is all."""
 
+ALONE = "alone"
+"""Kept for a program that would take more memory in this way too: it is XLA's own version."""
+
 
 def load_fit(key: str | None) -> str | None:
     """The directives by which an earlier process had a program of this key take no more memory than XLA's own version
-    does, or ONLY_TURNS; the empty string: none are needed, or none help.  None: nobody looked."""
+    does, or ONLY_TURNS, or ALONE; the empty string: none are needed, or none help.  None: nobody looked."""
     data = open_cache().load(_fit_of(key)) if key else None
     return None if data is None else data.decode()
 

@@ -124,9 +124,13 @@ def test_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stays(np.float32, "max", only_splats=True)
     assert not stays(np.float32, "max", rows=8 * COUNT), "a small result is converted at once"
     assert stays(np.float32, "max", rows=9 * COUNT)
+    assert not stays(np.float32, "max", room=-1), "it takes little room"
     monkeypatch.setattr(native_scatters, "SMALL", 0)
     assert stays(np.float32, "max", rows=3 * COUNT)
     assert not stays(np.float32, "max", rows=2 * COUNT)
+    assert not stays(jnp.bfloat16, "add", rows=100, room=400)
+    assert stays(jnp.bfloat16, "add", rows=101, room=400), "its result in f32 has no room"
+    assert stays(jnp.bfloat16, "add", room=-1)
     monkeypatch.setattr(native_scatters, "LEAST_SIZE", COUNT + 1)
     assert stays(np.float32, "max")
     assert not stays(np.float32, "max", rows=2), "threads that meet wait for each other"

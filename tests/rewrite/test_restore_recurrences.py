@@ -291,18 +291,62 @@ def test_gradients_of_light_that_is_left() -> None:
         check(gradient(with_what_is_left), (normal(*shape), normal(*shape)), 3, 1e-4)
 
 
+def turned_under_vmap(x: Any, y: Any) -> Any:
+    rates = jax.nn.sigmoid(x[0])
+
+    def run(b: Any) -> Any:
+        return lax.associative_scan(join, (rates, b), reverse=True)[1]
+
+    return jax.vmap(run)(jnp.sin(y))
+
+
+def complex_turned(x: Any, y: Any) -> Any:
+    """S5 in both directions, whose factors are the same at each step."""
+    rate = jnp.exp(lax.complex(-jnp.exp(x[0, 0]), x[0, 1]))
+    b = lax.complex(y, x)
+    pair = jnp.broadcast_to(rate, b.shape), b
+    both = [lax.associative_scan(join, pair, axis=1, reverse=r)[1] for r in (False, True)]
+    return jnp.concatenate(both, -1).real
+
+
 @needs_hook
 @pytest.mark.parametrize("fn", [shifted_products, products_of_shifted, with_what_is_left])
 def test_gradients_of_exclusive_scans_as_xla_hands_them_over(fn: Function) -> None:
     """XLA cuts what flows back into steps and moves them; it pads where JAX joined."""
+    check_as_handed_over(gradient(fn))
+
+
+@needs_hook
+@pytest.mark.parametrize("fn", [one_rate, backward, turned_under_vmap, complex_states])
+def test_trees_as_xla_hands_them_over(fn: Function) -> None:
+    """XLA turns slices round in place of arrays, and multiplies factors with a dimension more."""
+    check_as_handed_over(fn)
+    check_as_handed_over(gradient(fn))
+
+
+def in_both_directions(x: Any, y: Any) -> Any:
+    """What flows back is cut out of one array along two dimensions."""
+    pair = jax.nn.sigmoid(x), y
+    both = [lax.associative_scan(join, pair, axis=1, reverse=r)[1] for r in (False, True)]
+    return jnp.sin(jnp.concatenate(both, -1))
+
+
+@needs_hook
+@pytest.mark.parametrize("fn", [in_both_directions, complex_turned])
+def test_both_directions_as_xla_hands_them_over(fn: Function) -> None:
+    check_as_handed_over(fn)
+    check_as_handed_over(gradient(fn))
+
+
+def check_as_handed_over(fn: Function) -> None:
     from tests.hook_evaluation import stitch_through_hook
 
     arguments = (normal(2, 32, 3), normal(2, 32, 3))
-    hooked = stitch_through_hook(gradient(fn), *arguments)
+    hooked = stitch_through_hook(fn, *arguments)
     graph = simplify(check_graph(import_hlo(hooked.handed)))
     found = restore_recurrences(graph)
     assert count_woven(graph) and not count_woven(found)
-    wanted = jax.tree.leaves(jax.jit(gradient(fn))(*arguments))
+    wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
     for got, want in zip(hooked.run(arguments), wanted, strict=True):
         assert_near(got, want, 1e-4)
 
