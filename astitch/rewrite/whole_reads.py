@@ -122,22 +122,21 @@ def read_alike(graph: Graph, along: Collection[int]) -> Graph:
         return made[x, shape]
 
     def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        match node.op:
-            case "reverse":
-                return _slice_turned(draft[node.operands[0]], node, draft)
-            case "slice":
-                apart = _cut_apart(DraftOps(node, draft), node.operands[0], node.attrs, along)
-                part = draft[apart] if apart else node
-                dimensions = turned.get(graph[node.name].operands[0])
-                if dimensions and _is_last_step(part, draft[part.operands[0]], dimensions):
-                    turn = replace(part, op="reverse", attrs=DimensionsAttrs(dimensions))
-                    return _slice_turned(part, turn, draft)
-                return apart
-            case "reshape":
-                product = draft[node.operands[0]]
-                extents = [n for n in node.shape if n != 1]
-                if _is_product(product) and [n for n in product.shape if n != 1] == extents:
-                    return view(product.name, node.shape, DraftOps(node, draft))
+        if _is_reverse(node):
+            return _slice_turned(draft[node.operands[0]], node, draft)
+        if isinstance(node.attrs, SliceAttrs):
+            apart = _cut_apart(DraftOps(node, draft), node.operands[0], node.attrs, along)
+            part = draft[apart] if apart else node
+            dimensions = turned.get(graph[node.name].operands[0])
+            if dimensions and _is_last_step(part, draft[part.operands[0]], dimensions):
+                turn = replace(part, op="reverse", attrs=DimensionsAttrs(dimensions))
+                return _slice_turned(part, turn, draft)
+            return apart
+        if OPS[node.op].keeps_order:
+            product = draft[node.operands[0]]
+            extents = [n for n in node.shape if n != 1]
+            if _is_product(product) and [n for n in product.shape if n != 1] == extents:
+                return view(product.name, node.shape, DraftOps(node, draft))
         return None
 
     return rewrite_graph(graph, lambda rule, node: None, change, rules=lambda op: ())
@@ -149,6 +148,10 @@ def _is_last_step(part: Node, whole: Node, dimensions: Collection[int]) -> bool:
     return all(part.attrs.starts[d] == whole.shape[d] - 1 for d in dimensions)
 
 
+def _is_reverse(node: Node) -> bool:
+    return isinstance(node.attrs, DimensionsAttrs) and OPS[node.op].reindexes
+
+
 def _is_product(node: Node) -> bool:
     return OPS[node.op].combiner is np.multiply
 
@@ -157,9 +160,10 @@ def _find_turned(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Arrays of which slices are turned round, with the dimensions along which they are."""
     found: dict[str, tuple[int, ...]] = {}
     for node in graph:
-        if node.op == "reverse" and isinstance(node.attrs, DimensionsAttrs):
+        if _is_reverse(node):
+            assert isinstance(node.attrs, DimensionsAttrs)
             part = graph[node.operands[0]]
-            if part.op == "slice":
+            if isinstance(part.attrs, SliceAttrs):
                 found[part.operands[0]] = node.attrs.dimensions
     return found
 
