@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from astitch.faults import FaultWarning, show_error
-from astitch.show.memory import warn_of_memory
+from astitch.show.memory import list_written, warn_of_memory
 from astitch.system.callbacks import pass_interrupt
 from astitch.xla.kept_stitchings import ALONE, ONLY_TURNS, keep_fit
 
@@ -52,6 +52,13 @@ took 591 us where `jax.jit` takes 436, and 1,654 where it takes 1,933."""
 LOOPS_WORTH = 0.5
 """The share of what its loops are projected to spare that a program may lose for less memory, where it would else be
 XLA's own: the projection of XLA's loops is rough."""
+
+
+MOST_LEFT = 2
+"""Tries in which the largest of a program's new arrays are left to XLA."""
+
+_Fit = tuple[Any, Any, int, str]
+"""What a Compiling keeps of a compile, its executable, what XLA plans for it, and the directives."""
 
 
 def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> Any:
@@ -144,6 +151,8 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
             slow = compiling.keep(), other, planned, told
     if best[2] > LARGER * plain_bytes and slow[2] <= limit:
         best = slow
+    if best[2] > LARGER * plain_bytes and found is not None:
+        best = _leave_largest(best, limit, compile_, compiling, lambda: not is_slow())
     kept, made, planned, told = best
     compiling.go_back(kept)
     if planned > LARGER * plain_bytes and found is not None and not compiling.is_strict:
@@ -159,6 +168,40 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     if found is not None:  # else it may come right another time
         keep_fit(compiling.key, told)
     return made
+
+
+def _leave_largest(
+    best: _Fit,
+    limit: float,
+    compile_: Callable[[], Any],
+    compiling: Compiling,
+    is_fast: Callable[[], bool],
+) -> _Fit:
+    """A program that keeps to a limit since XLA computes some ops again; the given one where there is none.
+
+    They are those whose results kernels write and keep alive at the peak, the largest first: XLA may have none of them
+    in memory.
+    """
+    kept, made, planned, told = best
+    compiling.go_back(kept)
+    last = made, planned
+    for _ in range(MOST_LEFT):
+        compilation = compiling.entry.compilation if compiling.entry else None
+        excess = last[1] - limit
+        if compilation is None:
+            break
+        for name, size in list_written(compilation):
+            line = f"leave %{name}"
+            if excess > 0 and line not in told.splitlines():
+                told += f"\n{line}"
+                excess -= size
+        found = None if excess > 0 else _compile_for(told, compile_, compiling, last)
+        if found is None:
+            break
+        other, planned = last = found
+        if planned <= limit and is_fast():
+            return compiling.keep(), other, planned, told
+    return best
 
 
 def _has_loops(compiling: Compiling) -> bool:

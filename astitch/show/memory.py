@@ -56,6 +56,18 @@ def show_memory(
     return lines
 
 
+def list_written(compilation: Compilation) -> list[tuple[str, int]]:
+    """The ops whose results kernels keep alive at the peak by the model, and their bytes; the largest first."""
+    scopes, plans = compilation.scopes, compilation.plans
+    program = list_steps(scopes, {p.scope.name: p.kernel.scratch_bytes for p in plans})
+    use = schedule(program)
+    kernels = {plan.scope.name for plan in plans}
+    written = {b for step in program.steps if step.name in kernels for b in step.writes}
+    alive = (b for b in find_alive(program, use) if b in written and b not in program.over)
+    found = ((name, program.sizes[name]) for name in alive if name in scopes.graph.nodes)
+    return sorted(found, key=lambda pair: -pair[1])
+
+
 def estimate_bytes(compilation: Compilation) -> int:
     """What a program is estimated to take: its arguments, results and temporary arrays."""
     scopes, plans = compilation.scopes, compilation.plans

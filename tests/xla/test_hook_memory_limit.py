@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -313,6 +314,34 @@ def test_a_slower_loop_of_less_memory_is_taken_where_none_would_be() -> None:
     assert planned <= fitting.SHARE * xla
     compilation = astitch.report().programs[-1].compilation
     assert compilation is not None and compilation.loop_us and compilation.spared_us > 0
+
+
+@pytest.mark.parametrize("second", [90, 130])
+def test_the_largest_arrays_are_left_to_xla(second: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough of them, twice at most; the program is as it was where that does not help."""
+    sizes = iter([140, second])
+    told: list[str] = []
+
+    class Fake:
+        entry = SimpleNamespace(compilation="planned")
+
+        def keep(self) -> str:
+            return told[-1]
+
+        def go_back(self, kept: str) -> None:
+            assert kept == "first"
+
+    def compile_for(lines: str, *_: Any) -> tuple[str, int]:
+        told.append(lines)
+        return "made", next(sizes)
+
+    monkeypatch.setattr(fitting, "_compile_for", compile_for)
+    written = iter([[("a", 30), ("b", 30), ("c", 8)], [("a", 30), ("d", 50)]])
+    monkeypatch.setattr(fitting, "list_written", lambda _: next(written))
+    best = "first", "executable", 150, "in-order"
+    found = fitting._leave_largest(best, 100, lambda: None, Fake(), lambda: True)  # type: ignore[arg-type]
+    assert told == ["in-order\nleave %a\nleave %b", "in-order\nleave %a\nleave %b\nleave %d"]
+    assert found == ((told[1], "made", 90, told[1]) if second <= 100 else best)
 
 
 def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
