@@ -504,9 +504,8 @@ class _Reader:
             called.reverse()  # XLA stores the body first
         regions = tuple(self.module.import_region(id_, where) for id_ in called)
         result = result_type(type_)
-        if (
-            opcode == "while"
-        ):  # a tuple, also of one state: what is done with loops goes by their states
+        if opcode == "while":
+            # Also of one state: passes over loops go by their states.
             result = TupleType(tuple(leaf_types(type_)))
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
         if isinstance(result, TupleType):

@@ -50,8 +50,8 @@ took 591 us where `jax.jit` takes 436, and 1,654 where it takes 1,933."""
 
 
 LOOPS_WORTH = 0.5
-"""The share of what its loops are projected to spare that a program may lose for less memory, where it would else be
-XLA's own: the projection of XLA's loops is rough."""
+"""The share of what its loops spare, as projected, that a program may lose for less memory.  Else it would be XLA's
+own.  The projection of XLA's loops is rough."""
 
 
 MOST_LEFT = 2
@@ -116,7 +116,7 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         return made
     own, plain_bytes = plain
     limit = SHARE * plain_bytes
-    best = slow = compiling.keep(), made, planned, ""
+    best = bearable = compiling.keep(), made, planned, ""
     asked = math.inf
     found: tuple[Any, int] | None = best[1:3]
     last = made, planned
@@ -126,7 +126,8 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
 
     def is_bearable() -> bool:
         """Is it faster than XLA's own version all the same, for its loops?"""
-        return _project(compiling) < first.light_us + LOOPS_WORTH * first.spared_us
+        spared = min(first.spared_us, compiling.made.spared_us if compiling.made else 0.0)
+        return _project(compiling) < first.light_us + LOOPS_WORTH * spared
 
     for closer in CLOSER_TO_XLA:
         estimated = _estimate(compiling)
@@ -147,12 +148,12 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
         other, planned = last = found
         if planned < best[2] and not is_slow():
             best = compiling.keep(), other, planned, told
-        elif planned < slow[2] and is_bearable():
-            slow = compiling.keep(), other, planned, told
-    if best[2] > LARGER * plain_bytes and slow[2] <= limit:
-        best = slow
-    if best[2] > LARGER * plain_bytes and found is not None:
-        best = _leave_largest(best, limit, compile_, compiling, lambda: not is_slow())
+        elif planned < bearable[2] and is_bearable():
+            bearable = compiling.keep(), other, planned, told
+    if best[2] > LARGER * plain_bytes and bearable[2] <= limit:
+        best = bearable
+    if best[2] > LARGER * plain_bytes and found is not None and not compiling.is_strict:
+        best = _leave_largest(best, limit, compile_, compiling, is_slow)
     kept, made, planned, told = best
     compiling.go_back(kept)
     if planned > LARGER * plain_bytes and found is not None and not compiling.is_strict:
@@ -175,7 +176,7 @@ def _leave_largest(
     limit: float,
     compile_: Callable[[], Any],
     compiling: Compiling,
-    is_fast: Callable[[], bool],
+    is_slow: Callable[[], bool],
 ) -> _Fit:
     """A program that keeps to a limit since XLA computes some ops again; the given one where there is none.
 
@@ -199,7 +200,7 @@ def _leave_largest(
         if found is None:
             break
         other, planned = last = found
-        if planned <= limit and is_fast():
+        if planned <= limit and not is_slow():
             return compiling.keep(), other, planned, told
     return best
 

@@ -193,7 +193,7 @@ def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | L
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
     types = array_types(node)
-    if (index := _find_overflow(types, starts, trips)) is not None:
+    if (index := find_overflow(types, starts, trips)) is not None:
         return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")
     given = {body.parameters[i]: value for i, value in starts.items()}
     integers = find_integers(body, given, trips)
@@ -281,12 +281,12 @@ def count_turns(graph: Graph, node: Node) -> tuple[int, dict[int, Affine]] | Non
     its type."""
     counters = find_counters(graph, node)
     trips = _count_trips(node.regions[0], counters)
-    if trips is None or _find_overflow(array_types(node), counters, trips) is not None:
+    if trips is None or find_overflow(array_types(node), counters, trips) is not None:
         return None
     return trips, counters
 
 
-def _find_overflow(
+def find_overflow(
     types: Sequence[ArrayType], counters: Mapping[int, Affine], trips: int
 ) -> int | None:
     """A counter that does not fit its type at the first turn or after the last."""

@@ -42,6 +42,9 @@ OTHER_REGISTERS = 64
 TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
 """Cycles of a turn of XLA's loop.  On an H100 it takes 7 us with one small product and 11 to 12 with two."""
 
+ASKED_US = 5.0
+"""What the host takes in each turn to ask whether there is another: an estimate."""
+
 STEP_CYCLES = 3000
 """Cycles of a kernel of XLA's in a turn, for what waits for a sum or for elements at other places: 1.5 us on an H100,
 by estimate."""
@@ -314,11 +317,13 @@ def project_xla(loop: Loop, turn: Turn, gpu: Gpu, warp_cycles: float = 0.0) -> f
         state = sum(2 * t.bytes for t, r in _list_roles(loop) if isinstance(r, Carried))
         turn_us += state / (gpu.l2_gbs * 1e3) + _stacked_us(loop, gpu)
         turn_us += warp_cycles / gpu.sms / (gpu.clock_ghz * CLOCK_SHARE * 1e3)
+    if loop.asked is not None:
+        turn_us += gpu.launch_us + ASKED_US
     return loop.trips * turn_us
 
 
 def count_steps(body: Graph, live: Collection[str]) -> int:
-    """How many reductions of a turn, and arrays that are put together, wait for each other."""
+    """How many reductions of a turn, and arrays that are put together of others, wait for each other."""
     depth: dict[str, int] = {}
     for node in body:
         if node.name in live:

@@ -381,9 +381,9 @@ class _Emitter:
             self.text.out(2, f"if ({' || '.join(last)}) {{")
             for small, all_ in lines.items():
                 self.text.pairs(3, small, all_)
-            if self.loop.asked is not None:
-                self.text.out(3, "break;")
             self.text.out(2, "}")
+        if self.loop.asked is not None:
+            self.text.out(2, "if (!asked) break;")
 
     def list_asked(self) -> list[str]:
         """What says which of the thread's rows asked for the turn."""

@@ -1,15 +1,15 @@
 """Whiles whose turns are not known, but whose rows do not wait for each other.
 
-Takes a while.  Either it turns as long as any row asks for it, as `vmap` of a `while_loop` does, and its turn hands on
-each row that does not ask as it was.  Or scalars alone say when it ends, as in a `fori_loop` up to an argument.  Hands
-on the while with one state more, and a Loop whose rows turn as often as they ask.  The idea: each thread can tell when
-its own rows are done.
+Takes a while.  Either it turns as long as any row asks for it, as `vmap` of a `while_loop` does.  Then a turn must hand
+on each row that does not ask as it was, and such a row never asks again.  Or scalars alone say when it ends, as in a
+`fori_loop` up to an argument.  Hands on the while with one state more, and a Loop whose rows turn as often as they ask.
+The idea: each thread can tell when its own rows are done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from astitch.loops.analysis import (
     count_turns_while,
     find_counters,
     find_integers,
+    find_overflow,
     find_starts,
     refuse_effects,
 )
@@ -57,6 +58,20 @@ class _Asked:
     limit: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A while whose rows may end by themselves.  They ask where the value `own` of its body is `holds`.
+
+    limit: the most turns, if any.  counters: the states that count turns, by their numbers.
+    """
+
+    node: Node
+    own: str
+    holds: bool = True
+    limit: int | None = None
+    counters: Mapping[int, Affine] = field(default_factory=dict)
+
+
 def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Graph, Loop] | None:
     """The Loop of such a while, and the graph around it; None where it is another one.
 
@@ -67,26 +82,15 @@ def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Grap
         return None
     if count_turns(graph, node) is not None:
         return None
-    counters = {i: c for i, c in find_counters(graph, node).items() if c.scale}
-    asked = _find_asked(node.regions[0], counters)
-    if asked is None:
-        frozen = _freeze(node)
-        if frozen is None:
-            return None
-        node, own = frozen
-        asked = _Asked(own, True, None)
-    else:
-        condition, body = node.regions
-        found = _find_in_body(condition, body, asked.name)
-        if found is None or (asked.limit is not None and not 1 < asked.limit < 1 << 31):
-            return None
-        own = found
-    if asked.limit is None:
-        counters = {}
-    body = node.regions[1]
-    kept = _find_kept(body, own, not asked.holds)
-    opened, node = _add_state(graph, node, own, asked.holds)
-    loop = analyse_rows(opened, node, asked.limit, counters)
+    rows = _find_rows(graph, node) or _freeze(node)
+    if rows is None:
+        return None
+    body = rows.node.regions[1]
+    kept = _find_kept(body, rows.own, not rows.holds)
+    if not _find_read(body, rows.own) <= kept:
+        return None  # a row that does not ask may ask again
+    opened, whole = _add_state(graph, rows)
+    loop = analyse_rows(opened, whole, rows.limit, rows.counters)
     live = find_live(loop, used)
     for index, (role, parameter) in enumerate(zip(loop.roles, body.parameters, strict=False)):
         if isinstance(role, Counter) and index in used:
@@ -96,11 +100,29 @@ def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Grap
     return opened, loop
 
 
+def _find_rows(graph: Graph, node: Node) -> _Rows | None:
+    """The while as one that turns as long as any row asks, if it is one."""
+    condition, body = node.regions
+    counters = {i: c for i, c in find_counters(graph, node).items() if c.scale}
+    asked = _find_asked(condition, counters)
+    own = _find_in_body(condition, body, asked.name) if asked else None
+    if asked is None or own is None:
+        return None
+    if asked.limit is None:
+        return _Rows(node, own, asked.holds)
+    is_counted = find_overflow(array_types(node), counters, asked.limit) is None
+    if not is_counted or not 1 < asked.limit < 1 << 31:
+        return None
+    return _Rows(node, own, asked.holds, asked.limit, counters)
+
+
 def analyse_rows(
     graph: Graph, node: Node, limit: int | None, counters: Mapping[int, Affine]
 ) -> Loop:
-    """The Loop of a while whose last state says which rows asked.  limit: the most turns, if any.  counters: by the
-    number of a state."""
+    """The Loop of a while whose last state says which rows asked.
+
+    limit: the most turns, if any.  counters: the states that count turns, by their numbers.
+    """
     body = node.regions[1]
     trips = ASSUMED_TURNS if limit is None else limit
     given = {body.parameters[i]: counter for i, counter in counters.items()}
@@ -129,7 +151,7 @@ def _find_asked(condition: Graph, counters: Mapping[int, Affine]) -> _Asked | No
     pending = [condition.outputs[0]]
     while pending:
         node = condition[pending.pop()]
-        if OPS[node.op].keeps_order or _JOINS.get(node.op, False):
+        if OPS[node.op].keeps_order or node.op == "and":
             pending += node.operands
         elif (rows := _read_rows(condition, node)) is not None:
             found.append(rows)
@@ -158,7 +180,6 @@ def _read_rows(condition: Graph, node: Node) -> _Asked | None:
     return _Asked(asked.name, holds, None)
 
 
-_JOINS: Mapping[str, bool] = {"and": True}
 _NEGATES: Mapping[str, bool] = {"not": True}
 
 
@@ -204,6 +225,8 @@ def _is_same(condition: Graph, one: str, body: Graph, other: str) -> bool:
         monoids = [(monoid_of(x), monoid_of(y)) for x, y in zip(a.regions, b.regions, strict=True)]
         if any(x is None or x != y for x, y in monoids):
             return False
+        if len(a.operands) != len(b.operands):
+            return False
         pending += zip(a.operands, b.operands, strict=True)
     return True
 
@@ -211,9 +234,9 @@ def _is_same(condition: Graph, one: str, body: Graph, other: str) -> bool:
 # ---- scalars that ask ------------------------------------------------------------------------------------------------
 
 
-def _freeze(node: Node) -> tuple[Node, str] | None:
-    """A while whose turn changes nothing where its condition does not hold, and what says so in its body; None where
-    more than scalars decides."""
+def _freeze(node: Node) -> _Rows | None:
+    """The while with a turn that changes nothing where its condition does not hold; None where more than scalars
+    decides that."""
     condition, body = node.regions
     alike = _find_alike(body)
     read = {i for i, p in enumerate(condition.parameters) if condition.users[p]}
@@ -241,7 +264,7 @@ def _freeze(node: Node) -> tuple[Node, str] | None:
             output = add("select", type_, [along, output, parameter])
         outputs.append(output)
     frozen = Graph(body.name, nodes, body.parameters, tuple(outputs))
-    return replace(node, regions=(condition, frozen)), asks
+    return _Rows(replace(node, regions=(condition, frozen)), asks)
 
 
 def _find_alike(body: Graph) -> set[int]:
@@ -282,7 +305,18 @@ _Known = _Same | complex | None
 """What a value is in rows that do not ask: a state, a number everywhere, or nobody knows."""
 
 
-def _find_kept(body: Graph, own: str, told: bool) -> Collection[int]:
+def _find_read(body: Graph, name: str) -> set[int]:
+    """The states from which a value is computed."""
+    waiting, seen = [name], {name}
+    while waiting:
+        for operand in body[waiting.pop()].operands:
+            if operand not in seen:
+                seen.add(operand)
+                waiting.append(operand)
+    return {i for i, parameter in enumerate(body.parameters) if parameter in seen}
+
+
+def _find_kept(body: Graph, own: str, told: bool) -> set[int]:
     """The states that a turn leaves as they are in rows where the value `own` is `told`."""
     known: dict[str, _Known] = {}
     for node in body:
@@ -293,11 +327,13 @@ def _find_kept(body: Graph, own: str, told: bool) -> Collection[int]:
         elif isinstance(node.type, ArrayType):
             known[node.name] = _fold(node, [known.get(operand) for operand in node.operands])
     pairs = enumerate(zip(body.parameters, body.outputs, strict=True))
-    return [
+    return {
         i
         for i, (parameter, output) in pairs
-        if known.get(output) == _Same(i) or (parameter == own and known.get(output) == told)
-    ]
+        if output == parameter
+        or known.get(output) == _Same(i)
+        or (parameter == own and known.get(output) == told)
+    }
 
 
 def _fold(node: Node, operands: list[_Known]) -> _Known:
@@ -372,8 +408,9 @@ _FOLDS: Mapping[str, Callable[[Node, list[_Known]], _Known]] = {
 # ---- the state of rows that ask --------------------------------------------------------------------------------------
 
 
-def _add_state(graph: Graph, node: Node, own: str, holds: bool) -> tuple[Graph, Node]:
-    """A while with one state more, which says in which rows the value `own` of its body is `holds`."""
+def _add_state(graph: Graph, rows: _Rows) -> tuple[Graph, Node]:
+    """The while with one state more, which says which rows asked, in the graph around it."""
+    node, own = rows.node, rows.own
     condition, body = node.regions
     type_ = body[own].array
     regions = []
@@ -382,7 +419,7 @@ def _add_state(graph: Graph, node: Node, own: str, holds: bool) -> tuple[Graph, 
         number = len(region.parameters)
         parameter = Node(name, "parameter", type_, (), ParameterAttrs(number))
         nodes = {**region.nodes, name: parameter}
-        if region is body and not holds:
+        if region is body and not rows.holds:
             asked = free_name("asks", nodes)
             nodes[asked] = Node(asked, "not", type_, (own,))
             outputs = (*body.outputs, asked)

@@ -114,7 +114,7 @@ class RowGroup:
     ) -> None:
         self.graph, self.paths, self.seed, self.given = graph, paths, seed, rows
         self.most, self.most_multiplied = most, most_multiplied
-        once = Node("rows", "while", seed.type, (), regions=(graph, graph))
+        once = Node("rows", "while", TupleType((seed.array,)), (), regions=(graph, graph))
         loop = Loop(once, trips=1, roles=(), slices={}, integers={}, starts={})
         self.dimensions = RowDimensions(loop, graph.nodes)
         self.rows: tuple[Dimension, ...] = ()

@@ -105,8 +105,8 @@ def read_alike(graph: Graph, along: Collection[int]) -> Graph:
 
     along: the dimensions of steps.  What is cut along another one too is cut there first, at all steps.
     Slices that are turned round are slices of the whole array, turned round; so is the last step of such an array.
-    Products that are read with dimensions of single elements less or more are made in that shape: else powers of a
-    factor, which is the same at each step, have another shape than the factor.
+    Products that are read with dimensions of single elements less or more are made in that shape.  Else powers of a
+    factor that is the same at each step have another shape than the factor.
     """
     turned = _find_turned(graph)
     made: dict[tuple[str, tuple[int, ...]], str] = {}

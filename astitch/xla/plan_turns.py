@@ -23,7 +23,7 @@ from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import LoopRefusal
-from astitch.loops.cuts import PRODUCT_CYCLES, TURN_CYCLES
+from astitch.loops.cuts import ASKED_US, PRODUCT_CYCLES, TURN_CYCLES
 from astitch.loops.emit_turns import TurnsPlan, emit_turns, find_repeated, in_one_block
 from astitch.loops.plan import LEAST_TRIPS
 from astitch.loops.turn_rows import find_rows, take_rows
@@ -67,9 +67,6 @@ GAIN = 0.85
 COUNTER_CYCLES = 2400
 """Of the kernel in which XLA's loop counts its turns, or computes its condition.  On an H100 counting takes 1.22 us;
 TURN_CYCLES has it."""
-
-ASKED_US = 5.0
-"""What the host takes in each turn to ask whether there is another: an estimate."""
 
 MET_IN_BLOCK_US = 0.1
 """What the threads of one block take to meet, and to read anew what others have written."""

@@ -183,6 +183,20 @@ def flagged(x: Any, h: Any) -> Any:
     return lax.while_loop(lambda s: s[2], turn, (x, h, True))[:2]
 
 
+def join(x: Any) -> Any:
+    """The condition joins two pieces, and the body another three before it asks the same."""
+
+    def turn(x: Any) -> Any:
+        three = jnp.concatenate([x[:, :1], x[:, 1:2], x[:, 2:]], 1)
+        live = jnp.concatenate([x[:, :1], x[:, 1:]], 1) > 1
+        return jnp.where(live, 0.5 * three, x)
+
+    def asks(x: Any) -> Any:
+        return jnp.any(jnp.concatenate([x[:, :1], x[:, 1:]], 1) > 1)
+
+    return lax.while_loop(asks, turn, x)
+
+
 SQUARE = RNG.normal(size=(64, 4, 4)).astype(np.float32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -215,6 +229,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         jax.vmap(propagate, (0, 0, None)),
         (SQUARE[:48], SQUARE[:48] / 3, np.int32(5)),
     ),
+    "pieces": (join, (uniform(40, 3, low=-2, high=2),)),
     "a truth of the state": (flagged, (uniform(9, 40, low=-2), np.float32(0.9))),
 }
 
@@ -269,7 +284,45 @@ def converge(x: Any) -> Any:
     return lax.while_loop(lambda s: s[1], turn, (x, True))[0]
 
 
-@pytest.mark.parametrize("function", [thaw, count_all, add_to_all, converge])
+def start_late(x: Any) -> Any:
+    """A row asks from a turn on: it does not before."""
+    start = jnp.arange(len(x)) % 7
+
+    def turn(state: Any) -> Any:
+        x, i = state
+        return jnp.where(i >= start, x * 0.5 + 1, x), i + 1
+
+    return lax.while_loop(lambda s: jnp.any(s[1] >= start) & (s[1] < 20), turn, (x, 0))[0]
+
+
+def tighten(x: Any) -> Any:
+    """What is asked for grows with the turns."""
+
+    def asks(x: Any, i: Any) -> Any:
+        return jnp.abs(x) > 1 - 0.1 * i
+
+    def turn(state: Any) -> Any:
+        x, i = state
+        return jnp.where(asks(x, i), x * 0.9, x), i + 1
+
+    return lax.while_loop(lambda s: jnp.any(asks(*s)) & (s[1] < 9), turn, (x, 0))[0]
+
+
+def wrap(x: Any) -> Any:
+    """A counter leaves its type."""
+
+    def turn(state: Any) -> Any:
+        x, live, i = state
+        x = jnp.where(live, x * 0.99, x)
+        return x, live & (x > 1), i + jnp.int8(10)
+
+    start = (x, jnp.ones(x.shape, bool), jnp.int8(0))
+    return lax.while_loop(lambda s: jnp.any(s[1]) & (s[2] < 125), turn, start)[0]
+
+
+@pytest.mark.parametrize(
+    "function", [thaw, count_all, add_to_all, converge, start_late, tighten, wrap]
+)
 def test_rows_that_do_not_end_by_themselves(function: Callable[..., Any]) -> None:
     x = uniform(64, low=-9, high=9)
     hooked = stitch_through_hook(function, x)
