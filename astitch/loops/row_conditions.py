@@ -151,7 +151,7 @@ def _find_asked(condition: Graph, counters: Mapping[int, Affine]) -> _Asked | No
     pending = [condition.outputs[0]]
     while pending:
         node = condition[pending.pop()]
-        if OPS[node.op].keeps_order or node.op == "and":
+        if OPS[node.op].keeps_order or OPS[node.op] is OPS["and"]:
             pending += node.operands
         elif (rows := _read_rows(condition, node)) is not None:
             found.append(rows)
@@ -180,13 +180,10 @@ def _read_rows(condition: Graph, node: Node) -> _Asked | None:
     return _Asked(asked.name, holds, None)
 
 
-_NEGATES: Mapping[str, bool] = {"not": True}
-
-
 def _skip_nots(graph: Graph, node: Node, holds: bool) -> tuple[bool, Node]:
     """What must hold of the value that a truth is of, whether it is negated or not."""
-    while OPS[node.op].keeps_order or _NEGATES.get(node.op, False):
-        holds = holds is not _NEGATES.get(node.op, False)
+    while OPS[node.op].keeps_order or OPS[node.op] is OPS["not"]:
+        holds = holds is not (OPS[node.op] is OPS["not"])
         node = graph[node.operands[0]]
     return holds, node
 
