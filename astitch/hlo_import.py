@@ -153,10 +153,11 @@ def _flatten(value: _Value) -> list[str | _Result]:
     return [value]
 
 
-def _results_of(node: str, type_: TypeTree) -> _Value:
-    """What a node of that type gives, in the type's structure."""
+def _results_of(node: str, type_: TypeTree, result: Type | None = None) -> _Value:
+    """What a node gives, in the structure of its type in the module.  result: its type in the graph."""
     count = len(leaf_types(type_))
-    leaves = [node] if count == 1 else [_Result(node, i) for i in range(count)]
+    single = not isinstance(result or result_type(type_), TupleType)
+    leaves = [node] if single else [_Result(node, i) for i in range(count)]
     return _unflatten(type_, iter(leaves))
 
 
@@ -500,18 +501,13 @@ class _Reader:
             is_float = self.nodes[operands[0]].array.dtype.is_float
             attrs = replace(attrs, total_order=attrs.total_order and is_float)
         called = list(instruction.called_computation_ids)
-        if opcode == "while":
+        if is_loop := opcode == "while":
             called.reverse()  # XLA stores the body first
         regions = tuple(self.module.import_region(id_, where) for id_ in called)
-        result = result_type(type_)
-        if opcode == "while":
-            # Also of one state: passes over loops go by their states.
-            result = TupleType(tuple(leaf_types(type_)))
+        # A while has a tuple also of one state: passes over loops go by their states.
+        result = TupleType(tuple(leaf_types(type_))) if is_loop else result_type(type_)
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
-        if isinstance(result, TupleType):
-            results = (_Result(node, i) for i in range(len(result.elements)))
-            return _unflatten(type_, results)
-        return _results_of(node, type_)
+        return _results_of(node, type_, result)
 
     def _read_barrier(
         self, operands: Sequence[str], type_: TypeTree, add: Callable[..., str]

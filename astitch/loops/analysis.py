@@ -25,6 +25,9 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, is_slice_update
 from astitch.graph.ops.arrays import array_types
 
+UNKNOWN = "how often it turns is not known"
+"""Why a loop is none whose turns are counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:
@@ -191,7 +194,7 @@ def analyse_loop(graph: Graph, node: Node, *, carries: bool = False) -> Loop | L
     starts = find_counters(graph, node)
     trips = _count_trips(condition, starts)
     if trips is None:
-        return LoopRefusal(node.name, "how often it turns is not known")
+        return LoopRefusal(node.name, UNKNOWN)
     types = array_types(node)
     if (index := find_overflow(types, starts, trips)) is not None:
         return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")

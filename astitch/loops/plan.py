@@ -17,6 +17,7 @@ from astitch.graph.factorizations import find_factorization
 from astitch.graph.ir import DotAttrs, DType, Graph, IotaAttrs, Node
 from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
+    UNKNOWN,
     Carried,
     Counter,
     Invariant,
@@ -216,6 +217,8 @@ class LoopPlanner:
         if plans:
             return min(plans, key=lambda plan: plan.us)
         first, other = map(_refuse_slower, (plan, spelled))
+        if loop.asked is not None:
+            first = LoopRefusal(node.name, f"{UNKNOWN}; {first.reason}", first.is_choice)
         return LoopRefusal(
             node.name,
             f"{first.reason}; row by row: {other.reason}",

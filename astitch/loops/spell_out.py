@@ -313,7 +313,131 @@ class _Numbers:
         return _each(numbers, align)
 
 
-class _Speller(_Numbers):
+class _Places(_Numbers):
+    """Looks numbers up at places that each row computes."""
+
+    def read_window(self, node: Node) -> np.ndarray:
+        """A slice of a few numbers, wherever it is."""
+        source, rows = node.operands[0], self.row_shape(node.name)
+        numbers, shape = self.find(source), self.body[source].shape
+        starts = self.read_starts(node, 1, node.shape, source)
+        limits = [extent - size for extent, size in zip(shape, node.shape, strict=True)]
+        made = np.empty(self.form(node.name), object)
+        for index in np.ndindex(made.shape):
+            made[index] = self.choose(numbers, starts, limits, index, rows)
+        return made
+
+    def compare(self, number: str, direction: str, with_: int, rows: tuple[int, ...]) -> str:
+        """Is a number, along these rows, less than another one, the same, or more?"""
+        node = self.nodes[number]
+        constant = self.repeat(self.put_constant(np.asarray(with_), node.dtype), node.shape)
+        type_ = ArrayType(DType.PRED, node.shape)
+        test = self.put("compare", type_, (number, constant), CompareAttrs(direction))
+        return self.repeat(test, rows)
+
+    def choose(
+        self,
+        numbers: np.ndarray,
+        starts: Sequence[int | str],
+        limits: Sequence[int],
+        index: Sequence[int],
+        rows: tuple[int, ...],
+    ) -> str:
+        """The number of a window at an index.  starts: of the window, some of them numbers of the rows'.  limits: the
+        last ones within bounds."""
+        for d, start in enumerate(starts):
+            if not isinstance(start, str):
+                continue
+            chosen = ""
+            for at in range(limits[d] + 1):
+                option = self.choose(
+                    numbers, [*starts[:d], at, *starts[d + 1 :]], limits, index, rows
+                )
+                if chosen:
+                    test, type_ = self.compare(start, "GE", at, rows), self.nodes[option].array
+                    option = self.put("select", type_, (test, option, chosen))
+                chosen = option
+            return chosen
+        known = [
+            min(max(int(start), 0), limit) for start, limit in zip(starts, limits, strict=True)
+        ]
+        return self.repeat(numbers[tuple(a + i for a, i in zip(known, index, strict=True))], rows)
+
+    def read_starts(
+        self, node: Node, first: int, sizes: Sequence[int], source: str
+    ) -> list[int | str]:
+        """Where a slice or an update is: numbers of the rows' where that is not known."""
+        starts: list[int | str] = []
+        for d, (index, size) in enumerate(zip(node.operands[first:], sizes, strict=True)):
+            place = self.loop.integers.get(index)
+            if size == self.body[source].shape[d]:
+                starts.append(0)
+            elif place is not None and not place.scale:
+                starts.append(place.offset)
+            else:
+                starts += self.find(index).ravel().tolist()
+        return starts
+
+    def read_places(self, name: str, vector: int) -> np.ndarray:
+        """The places of windows, numbers of the rows' where they are not known; the numbers of one place last."""
+
+        def read(number: str) -> int | str:
+            attrs = self.nodes[number].attrs
+            return int(attrs.value.numpy()) if isinstance(attrs, ConstantAttrs) else number
+
+        integer = self.loop.integers.get(name)
+        if integer is not None and not integer.scale:
+            places = np.full(self.body[name].shape, integer.offset, object)
+        else:
+            places = _each(self.find(name), read)
+        return places[..., None] if vector == places.ndim else np.moveaxis(places, vector, -1)
+
+    def write_gather(self, node: Node) -> np.ndarray:
+        attrs = node.attrs
+        assert isinstance(attrs, GatherAttrs)
+        source, indices = node.operands
+        rows, shape = self.row_shape(node.name), self.body[source].shape
+        outside = free_dimensions(node.array.rank, attrs.offset_dims)
+        of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
+        gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
+        whole = free_dimensions(len(shape), gone)
+        # Where dimensions of the places and of the table lie in the result.
+        of_index = dict(zip(of_places, outside, strict=True))
+        of_table = dict(zip(whole, attrs.offset_dims, strict=True)) | {
+            d: of_index[at]
+            for d, at in zip(
+                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
+            )
+        }
+        here = self.rows[node.name].index
+        numbers = self.align(
+            self.find(source), [here(of_table[d]) for d in self.rows.get(source, ())], rows
+        )
+        places = self.align(
+            self.read_places(indices, attrs.index_vector_dim),
+            [here(of_index[d]) for d in self.rows.get(indices, ())],
+            rows,
+        )
+        limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
+        made = np.empty(self.form(node.name), object)
+        for index in np.ndindex(made.shape):
+            starts: list[int | str] = [0] * len(shape)
+            place = places[tuple(index[d] for d in outside)]
+            for d, start in zip(attrs.start_index_map, place, strict=True):
+                starts[d] = start if limits[d] else 0
+            inside = [0] * len(shape)
+            for d, offset in zip(whole, attrs.offset_dims, strict=True):
+                inside[d] = index[offset]
+            for d, at in zip(
+                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
+            ):
+                inside[d] = index[outside[of_places.index(at)]]
+                starts[d] = 0
+            made[index] = self.choose(numbers, starts, limits, inside, rows)
+        return made
+
+
+class _Speller(_Places):
     """Writes the ops of a body as ops on its numbers."""
 
     def spell(self) -> Graph:
@@ -484,17 +608,6 @@ class _Speller(_Numbers):
         slice_ = self.put("dynamic-slice", type_, operands, DynamicSliceAttrs(sizes))
         return self.cut(slice_, node.name, numbers)
 
-    def read_window(self, node: Node) -> np.ndarray:
-        """A slice of a few numbers, wherever it is."""
-        source, rows = node.operands[0], self.row_shape(node.name)
-        numbers, shape = self.find(source), self.body[source].shape
-        starts = self.read_starts(node, 1, node.shape, source)
-        limits = [extent - size for extent, size in zip(shape, node.shape, strict=True)]
-        made = np.empty(self.form(node.name), object)
-        for index in np.ndindex(made.shape):
-            made[index] = self.choose(numbers, starts, limits, index, rows)
-        return made
-
     def write_update(self, node: Node) -> np.ndarray:
         """A few numbers with others among them, wherever these are."""
         target, update = node.operands[:2]
@@ -519,115 +632,6 @@ class _Speller(_Numbers):
                 for test in tests:
                     number = self.put("select", type_, (test, number, old))
                 made[at] = number
-        return made
-
-    def compare(self, number: str, direction: str, with_: int, rows: tuple[int, ...]) -> str:
-        """Is a number, along these rows, less than another one, the same, or more?"""
-        node = self.nodes[number]
-        constant = self.repeat(self.put_constant(np.asarray(with_), node.dtype), node.shape)
-        type_ = ArrayType(DType.PRED, node.shape)
-        test = self.put("compare", type_, (number, constant), CompareAttrs(direction))
-        return self.repeat(test, rows)
-
-    def choose(
-        self,
-        numbers: np.ndarray,
-        starts: Sequence[int | str],
-        limits: Sequence[int],
-        index: Sequence[int],
-        rows: tuple[int, ...],
-    ) -> str:
-        """The number of a window at an index.  starts: of the window, some of them numbers of the rows'.  limits: the
-        last ones within bounds."""
-        for d, start in enumerate(starts):
-            if not isinstance(start, str):
-                continue
-            chosen = ""
-            for at in range(limits[d] + 1):
-                option = self.choose(
-                    numbers, [*starts[:d], at, *starts[d + 1 :]], limits, index, rows
-                )
-                if chosen:
-                    test, type_ = self.compare(start, "GE", at, rows), self.nodes[option].array
-                    option = self.put("select", type_, (test, option, chosen))
-                chosen = option
-            return chosen
-        known = [
-            min(max(int(start), 0), limit) for start, limit in zip(starts, limits, strict=True)
-        ]
-        return self.repeat(numbers[tuple(a + i for a, i in zip(known, index, strict=True))], rows)
-
-    def read_starts(
-        self, node: Node, first: int, sizes: Sequence[int], source: str
-    ) -> list[int | str]:
-        """Where a slice or an update is: numbers of the rows' where that is not known."""
-        starts: list[int | str] = []
-        for d, (index, size) in enumerate(zip(node.operands[first:], sizes, strict=True)):
-            place = self.loop.integers.get(index)
-            if size == self.body[source].shape[d]:
-                starts.append(0)
-            elif place is not None and not place.scale:
-                starts.append(place.offset)
-            else:
-                starts += self.find(index).ravel().tolist()
-        return starts
-
-    def read_places(self, name: str, vector: int) -> np.ndarray:
-        """The places of windows, numbers of the rows' where they are not known; the numbers of one place last."""
-
-        def read(number: str) -> int | str:
-            attrs = self.nodes[number].attrs
-            return int(attrs.value.numpy()) if isinstance(attrs, ConstantAttrs) else number
-
-        integer = self.loop.integers.get(name)
-        if integer is not None and not integer.scale:
-            places = np.full(self.body[name].shape, integer.offset, object)
-        else:
-            places = _each(self.find(name), read)
-        return places[..., None] if vector == places.ndim else np.moveaxis(places, vector, -1)
-
-    def write_gather(self, node: Node) -> np.ndarray:
-        attrs = node.attrs
-        assert isinstance(attrs, GatherAttrs)
-        source, indices = node.operands
-        rows, shape = self.row_shape(node.name), self.body[source].shape
-        outside = free_dimensions(node.array.rank, attrs.offset_dims)
-        of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
-        gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
-        whole = free_dimensions(len(shape), gone)
-        # Where dimensions of the places and of the table lie in the result.
-        of_index = dict(zip(of_places, outside, strict=True))
-        of_table = dict(zip(whole, attrs.offset_dims, strict=True)) | {
-            d: of_index[at]
-            for d, at in zip(
-                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
-            )
-        }
-        here = self.rows[node.name].index
-        numbers = self.align(
-            self.find(source), [here(of_table[d]) for d in self.rows.get(source, ())], rows
-        )
-        places = self.align(
-            self.read_places(indices, attrs.index_vector_dim),
-            [here(of_index[d]) for d in self.rows.get(indices, ())],
-            rows,
-        )
-        limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
-        made = np.empty(self.form(node.name), object)
-        for index in np.ndindex(made.shape):
-            starts: list[int | str] = [0] * len(shape)
-            place = places[tuple(index[d] for d in outside)]
-            for d, start in zip(attrs.start_index_map, place, strict=True):
-                starts[d] = start if limits[d] else 0
-            inside = [0] * len(shape)
-            for d, offset in zip(whole, attrs.offset_dims, strict=True):
-                inside[d] = index[offset]
-            for d, at in zip(
-                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
-            ):
-                inside[d] = index[outside[of_places.index(at)]]
-                starts[d] = 0
-            made[index] = self.choose(numbers, starts, limits, inside, rows)
         return made
 
     def write_scatter(self, node: Node) -> np.ndarray:

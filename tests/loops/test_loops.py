@@ -1178,7 +1178,9 @@ def test_loops_of_which_one_waits_for_the_other_do_not_merge_either_way() -> Non
 
 
 @pytest.mark.parametrize("step", [1, 100])
-def test_a_counter_that_wraps_around_is_none(step: int) -> None:
+def test_a_counter_that_wraps_around_ends_no_loop(step: int) -> None:
+    """Each thread counts by itself, in the counter's type."""
+
     def counts(w: jax.Array, x: jax.Array) -> jax.Array:
         def turn(state: Any, _: Any) -> Any:
             h, count = state
@@ -1186,11 +1188,18 @@ def test_a_counter_that_wraps_around_is_none(step: int) -> None:
 
         return lax.scan(turn, (x, np.uint8(0)), None, length=300)[0][1]
 
-    assert refuse(counts, normal(8, 8), normal(4, 8)).endswith("counts beyond its type")
     ends = lambda x: lax.while_loop(  # noqa: E731
         lambda s: s[0] < np.uint8(250), lambda s: (s[0] + np.uint8(100), s[1] * 2), (np.uint8(0), x)
     )[1]
-    assert refuse(ends, normal(4, 8)).endswith("counts beyond its type")
+    for fn, arguments in ((counts, (normal(8, 8), normal(4, 8))), (ends, (normal(4, 8),))):
+        graph = read(fn, arguments)
+        (node,) = loops_of(graph)
+        refused = analyse_loop(graph, node)
+        assert isinstance(refused, LoopRefusal) and "counts beyond its type" in str(refused)
+        values = evaluate(graph, arguments)
+        operands = [values[o][0] for o in node.operands]
+        (found,) = launch(emit_loop(plan(graph, node), "loop_0"), operands, check=True)
+        np.testing.assert_array_equal(found.reshape(np.shape(fn(*arguments))), fn(*arguments))
 
 
 def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

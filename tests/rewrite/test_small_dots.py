@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch.compile import compile_graph, compile_hlo
@@ -261,6 +261,7 @@ def test_an_algorithm_that_was_asked_for_stays() -> None:
 # ---- what they compute -------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(dots(), st.sampled_from([np.float32, np.float64, jnp.bfloat16, np.int32]))
 def test_any_product_computes_the_same(
     case: tuple[DotAttrs, tuple[int, ...], tuple[int, ...]], dtype: Any

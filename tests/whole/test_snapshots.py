@@ -48,7 +48,7 @@ XLA_FORMS = {
     "sgd_momentum": "results over donated parameters",
     "gradient_of_a_table": "a scatter whose order is fixed",
     "lstm_scan": "a loop that is one kernel",
-    "newton_loop": "a loop that XLA runs",
+    "newton_loop": "a loop that turns as often as an argument says",
     "branches": "a conditional",
     "bert_layer": "products between kernels",
     "softmax_long_full_f32": "block groups",

@@ -141,12 +141,12 @@ def test_what_a_counter_that_wraps_around_leaves_is_not_folded() -> None:
 
 
 def test_a_loop_that_is_no_kernel_stays_where_it_is() -> None:
-    def halve(x: Any) -> Any:
-        return lax.while_loop(lambda y: jnp.sum(y) > 1.0, lambda y: jnp.sort(y) / 2, x)
+    def shrink(x: Any) -> Any:
+        return lax.while_loop(lambda y: jnp.sum(y) > 1.0, lambda y: jnp.abs(jnp.fft.fft(y)) / 20, x)
 
     x = np.abs(draw(8))
-    compilation = compile_loops(halve, x)
+    compilation = compile_loops(shrink, x)
     (step,) = (s for s in compilation.program.steps if isinstance(s, FallbackStep))
     assert any(node.op == "while" for node in import_hlo(step.hlo))
     (found,) = HostEngine(compilation.program).run([x])
-    np.testing.assert_allclose(found, halve(x), rtol=1e-6)
+    np.testing.assert_allclose(found, shrink(x), rtol=1e-5)
