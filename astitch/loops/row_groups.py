@@ -28,6 +28,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.ops.arrays import array_types
 from astitch.graph.storage import stored_value
 from astitch.loops.analysis import Loop
 from astitch.loops.flatten import Dimension, is_array
@@ -114,7 +115,9 @@ class RowGroup:
     ) -> None:
         self.graph, self.paths, self.seed, self.given = graph, paths, seed, rows
         self.most, self.most_multiplied = most, most_multiplied
-        once = Node("rows", "while", TupleType((seed.array,)), (), regions=(graph, graph))
+        once = Node(
+            "rows", "while", TupleType(tuple(array_types(seed))), (), regions=(graph, graph)
+        )
         loop = Loop(once, trips=1, roles=(), slices={}, integers={}, starts={})
         self.dimensions = RowDimensions(loop, graph.nodes)
         self.rows: tuple[Dimension, ...] = ()
