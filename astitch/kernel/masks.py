@@ -49,7 +49,7 @@ def _guards_of(graph: Graph, name: str, index: Index, *, wanted: bool) -> tuple[
         return tuple(
             g for operand in node.operands for g in _guards_of(graph, operand, index, wanted=True)
         )
-    if node.op == "not":
+    if OPS[node.op].negates:
         return _guards_of(graph, node.operands[0], index, wanted=not wanted)
     if OPS[node.op].kind in (Kind.INDEX, Kind.BROADCAST):
         behind = _read_of(graph, node, index)

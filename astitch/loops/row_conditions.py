@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from astitch.graph.edit import free_name
+from astitch.graph.edit import free_name, sort_nodes
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
@@ -44,31 +45,30 @@ from astitch.loops.analysis import (
     refuse_effects,
 )
 from astitch.loops.axes import find_live
+from astitch.loops.merge import find_ancestors
 
 ASSUMED_TURNS = 8
-"""Turns by which a loop is projected whose number nobody knows."""
+"""Turns by which a loop is projected whose number nobody knows: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Which rows ask for a turn: those where a value of the condition is `holds`.  limit: the most turns, if any."""
+    """Which rows ask for a turn: those where a value is `holds`.  limit: the most turns, if any."""
 
     name: str
-    holds: bool
-    limit: int | None
+    holds: bool = True
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A while whose rows may end by themselves.  They ask where the value `own` of its body is `holds`.
+    """A while whose rows may end by themselves.
 
-    limit: the most turns, if any.  counters: the states that count turns, by their numbers.
+    asked: in its body.  counters: the states that count turns, by their numbers.
     """
 
     node: Node
-    own: str
-    holds: bool = True
-    limit: int | None = None
+    asked: _Asked
     counters: Mapping[int, Affine] = field(default_factory=dict)
 
 
@@ -85,12 +85,13 @@ def find_row_loop(graph: Graph, node: Node, used: Collection[int]) -> tuple[Grap
     rows = _find_rows(graph, node) or _freeze(node)
     if rows is None:
         return None
-    body = rows.node.regions[1]
-    kept = _find_kept(body, rows.own, not rows.holds)
-    if not _find_read(body, rows.own) <= kept:
+    body, asked = rows.node.regions[1], rows.asked
+    kept = _find_kept(body, asked)
+    read = {asked.name, *find_ancestors(body, asked.name)}
+    if any(p in read and i not in kept for i, p in enumerate(body.parameters)):
         return None  # a row that does not ask may ask again
-    opened, whole = _add_state(graph, rows)
-    loop = analyse_rows(opened, whole, rows.limit, rows.counters)
+    opened, whole = _add_state(graph, rows.node, asked)
+    loop = analyse_rows(opened, whole, asked.limit, rows.counters)
     live = find_live(loop, used)
     for index, (role, parameter) in enumerate(zip(loop.roles, body.parameters, strict=False)):
         if isinstance(role, Counter) and index in used:
@@ -108,12 +109,13 @@ def _find_rows(graph: Graph, node: Node) -> _Rows | None:
     own = _find_in_body(condition, body, asked.name) if asked else None
     if asked is None or own is None:
         return None
+    asked = replace(asked, name=own)
     if asked.limit is None:
-        return _Rows(node, own, asked.holds)
+        return _Rows(node, asked)
     is_counted = find_overflow(array_types(node), counters, asked.limit) is None
     if not is_counted or not 1 < asked.limit < 1 << 31:
         return None
-    return _Rows(node, own, asked.holds, asked.limit, counters)
+    return _Rows(node, asked, counters)
 
 
 def analyse_rows(
@@ -151,7 +153,7 @@ def _find_asked(condition: Graph, counters: Mapping[int, Affine]) -> _Asked | No
     pending = [condition.outputs[0]]
     while pending:
         node = condition[pending.pop()]
-        if OPS[node.op].keeps_order or OPS[node.op] is OPS["and"]:
+        if OPS[node.op].keeps_order or OPS[node.op].combiner is np.bitwise_and:
             pending += node.operands
         elif (rows := _read_rows(condition, node)) is not None:
             found.append(rows)
@@ -177,55 +179,29 @@ def _read_rows(condition: Graph, node: Node) -> _Asked | None:
     if bool(start.attrs.value.numpy()) is holds:
         return None
     holds, asked = _skip_nots(condition, asked, holds)
-    return _Asked(asked.name, holds, None)
+    return _Asked(asked.name, holds)
 
 
 def _skip_nots(graph: Graph, node: Node, holds: bool) -> tuple[bool, Node]:
     """What must hold of the value that a truth is of, whether it is negated or not."""
-    while OPS[node.op].keeps_order or OPS[node.op] is OPS["not"]:
-        holds = holds is not (OPS[node.op] is OPS["not"])
+    while OPS[node.op].keeps_order or OPS[node.op].negates:
+        holds = holds is not OPS[node.op].negates
         node = graph[node.operands[0]]
     return holds, node
 
 
 def _find_in_body(condition: Graph, body: Graph, asked: str) -> str | None:
     """The value of a body with the formula that a value of the condition has."""
-    node = condition[asked]
-    if node.is_parameter:
-        return body.parameters[condition.parameters.index(asked)]
-    return next((n.name for n in body if _is_same(condition, asked, body, n.name)), None)
+    wanted, type_ = _cut_out(condition, asked), condition[asked].type
+    alike = (node.name for node in body if node.type == type_)
+    return next((name for name in alike if _cut_out(body, name) == wanted), None)
 
 
-def _form(node: Node) -> tuple[object, ...]:
-    return node.op, node.type, node.attrs
-
-
-def _is_same(condition: Graph, one: str, body: Graph, other: str) -> bool:
-    """Do a value of the condition and one of the body have the same formula of the state?"""
-    pending = [(one, other)]
-    seen: set[tuple[str, str]] = set()
-    while pending:
-        pair = pending.pop()
-        if pair in seen:
-            continue
-        seen.add(pair)
-        a, b = condition[pair[0]], body[pair[1]]
-        if a.is_parameter or b.is_parameter:
-            if not (a.is_parameter and b.is_parameter):
-                return False
-            places = condition.parameters.index(a.name), body.parameters.index(b.name)
-            if places[0] != places[1]:
-                return False
-            continue
-        if _form(a) != _form(b) or len(a.regions) != len(b.regions):
-            return False
-        monoids = [(monoid_of(x), monoid_of(y)) for x, y in zip(a.regions, b.regions, strict=True)]
-        if any(x is None or x != y for x, y in monoids):
-            return False
-        if len(a.operands) != len(b.operands):
-            return False
-        pending += zip(a.operands, b.operands, strict=True)
-    return True
+def _cut_out(region: Graph, name: str) -> Graph:
+    """A value of the state, alone."""
+    first = {p: region[p] for p in region.parameters}
+    nodes = sort_nodes(region.nodes, [name], first)
+    return Graph(region.name, nodes, region.parameters, (name,))
 
 
 # ---- scalars that ask ------------------------------------------------------------------------------------------------
@@ -261,7 +237,7 @@ def _freeze(node: Node) -> _Rows | None:
             output = add("select", type_, [along, output, parameter])
         outputs.append(output)
     frozen = Graph(body.name, nodes, body.parameters, tuple(outputs))
-    return _Rows(replace(node, regions=(condition, frozen)), asks)
+    return _Rows(replace(node, regions=(condition, frozen)), _Asked(asks))
 
 
 def _find_alike(body: Graph) -> set[int]:
@@ -302,19 +278,9 @@ _Known = _Same | complex | None
 """What a value is in rows that do not ask: a state, a number everywhere, or nobody knows."""
 
 
-def _find_read(body: Graph, name: str) -> set[int]:
-    """The states from which a value is computed."""
-    waiting, seen = [name], {name}
-    while waiting:
-        for operand in body[waiting.pop()].operands:
-            if operand not in seen:
-                seen.add(operand)
-                waiting.append(operand)
-    return {i for i, parameter in enumerate(body.parameters) if parameter in seen}
-
-
-def _find_kept(body: Graph, own: str, told: bool) -> set[int]:
-    """The states that a turn leaves as they are in rows where the value `own` is `told`."""
+def _find_kept(body: Graph, asked: _Asked) -> set[int]:
+    """The states that a turn leaves as they are in rows that do not ask."""
+    own, told = asked.name, not asked.holds
     known: dict[str, _Known] = {}
     for node in body:
         if node.name == own:
@@ -340,9 +306,7 @@ def _fold(node: Node, operands: list[_Known]) -> _Known:
     if isinstance(node.attrs, BroadcastAttrs) or OPS[node.op].keeps_order:
         return None if isinstance(operands[0], _Same) else operands[0]
     if OPS[node.op].is_conversion:
-        is_exact = node.dtype.is_integer or node.dtype is DType.PRED
-        is_number = operands[0] in (0, 1) and not isinstance(operands[0], _Same)
-        return operands[0] if is_number and (is_exact or node.dtype.is_float) else None
+        return operands[0] if operands[0] in (0, 1) else None  # every type has these
     rule = _FOLDS.get(node.op)
     return rule(node, operands) if rule else None
 
@@ -354,15 +318,7 @@ def _choose(node: Node, operands: list[_Known]) -> _Known:
     return None if test is None or isinstance(test, _Same) else one if test else other
 
 
-def _fold_and(node: Node, operands: list[_Known]) -> _Known:
-    return _fold_truth(node, operands, 0)
-
-
-def _fold_or(node: Node, operands: list[_Known]) -> _Known:
-    return _fold_truth(node, operands, 1)
-
-
-def _fold_truth(node: Node, operands: list[_Known], decides: int) -> _Known:
+def _fold_truth(decides: int, node: Node, operands: list[_Known]) -> _Known:
     """Of two truths one decides, or the other one is what counts."""
     if node.dtype is not DType.PRED:
         return None
@@ -394,8 +350,8 @@ def _leave_out(operands: list[_Known], neutral: int) -> _Known:
 
 _FOLDS: Mapping[str, Callable[[Node, list[_Known]], _Known]] = {
     "select": _choose,
-    "and": _fold_and,
-    "or": _fold_or,
+    "and": partial(_fold_truth, 0),
+    "or": partial(_fold_truth, 1),
     "not": _fold_not,
     "add": _fold_add,
     "subtract": _fold_subtract,
@@ -405,9 +361,9 @@ _FOLDS: Mapping[str, Callable[[Node, list[_Known]], _Known]] = {
 # ---- the state of rows that ask --------------------------------------------------------------------------------------
 
 
-def _add_state(graph: Graph, rows: _Rows) -> tuple[Graph, Node]:
+def _add_state(graph: Graph, node: Node, asked: _Asked) -> tuple[Graph, Node]:
     """The while with one state more, which says which rows asked, in the graph around it."""
-    node, own = rows.node, rows.own
+    own = asked.name
     condition, body = node.regions
     type_ = body[own].array
     regions = []
@@ -416,10 +372,10 @@ def _add_state(graph: Graph, rows: _Rows) -> tuple[Graph, Node]:
         number = len(region.parameters)
         parameter = Node(name, "parameter", type_, (), ParameterAttrs(number))
         nodes = {**region.nodes, name: parameter}
-        if region is body and not rows.holds:
-            asked = free_name("asks", nodes)
-            nodes[asked] = Node(asked, "not", type_, (own,))
-            outputs = (*body.outputs, asked)
+        if region is body and not asked.holds:
+            asks = free_name("asks", nodes)
+            nodes[asks] = Node(asks, "not", type_, (own,))
+            outputs = (*body.outputs, asks)
         regions.append(Graph(region.name, nodes, (*region.parameters, name), outputs))
     holds_at_first = ConstantAttrs(Literal.of(np.asarray(True)))
     true, start = (free_name(name, graph.nodes) for name in ("true", "asked"))

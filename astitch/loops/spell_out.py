@@ -62,8 +62,8 @@ MOST_NUMBERS = 64
 """Numbers that a row of one value may have in a loop that turns once."""
 
 MOST_MET = 256
-"""The same where turns follow each other.  Threads have as many registers, and keep some numbers in memory: XLA's turn
-takes so many launches that it is slower all the same."""
+"""The same where turns follow each other.  Threads have as many registers, and keep some numbers in memory.  By
+estimate XLA's turn is slower all the same: it takes many launches."""
 
 MOST_SORTED = 16
 """Numbers that a row sorts: their square half exchanges."""
@@ -425,14 +425,9 @@ class _Places(_Numbers):
             place = places[tuple(index[d] for d in outside)]
             for d, start in zip(attrs.start_index_map, place, strict=True):
                 starts[d] = start if limits[d] else 0
-            inside = [0] * len(shape)
-            for d, offset in zip(whole, attrs.offset_dims, strict=True):
-                inside[d] = index[offset]
-            for d, at in zip(
-                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
-            ):
-                inside[d] = index[outside[of_places.index(at)]]
+            for d in attrs.operand_batching_dims:
                 starts[d] = 0
+            inside = [index[of_table[d]] if d in of_table else 0 for d in range(len(shape))]
             made[index] = self.choose(numbers, starts, limits, inside, rows)
         return made
 

@@ -183,20 +183,6 @@ def flagged(x: Any, h: Any) -> Any:
     return lax.while_loop(lambda s: s[2], turn, (x, h, True))[:2]
 
 
-def join(x: Any) -> Any:
-    """The condition joins two pieces, and the body another three before it asks the same."""
-
-    def turn(x: Any) -> Any:
-        three = jnp.concatenate([x[:, :1], x[:, 1:2], x[:, 2:]], 1)
-        live = jnp.concatenate([x[:, :1], x[:, 1:]], 1) > 1
-        return jnp.where(live, 0.5 * three, x)
-
-    def asks(x: Any) -> Any:
-        return jnp.any(jnp.concatenate([x[:, :1], x[:, 1:]], 1) > 1)
-
-    return lax.while_loop(asks, turn, x)
-
-
 SQUARE = RNG.normal(size=(64, 4, 4)).astype(np.float32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -229,7 +215,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         jax.vmap(propagate, (0, 0, None)),
         (SQUARE[:48], SQUARE[:48] / 3, np.int32(5)),
     ),
-    "pieces": (join, (uniform(40, 3, low=-2, high=2),)),
     "a truth of the state": (flagged, (uniform(9, 40, low=-2), np.float32(0.9))),
 }
 
@@ -320,8 +305,35 @@ def wrap(x: Any) -> Any:
     return lax.while_loop(lambda s: jnp.any(s[1]) & (s[2] < 125), turn, start)[0]
 
 
+def join(x: Any) -> Any:
+    """The condition joins two pieces to what the body joins three to: another formula of one shape."""
+
+    def turn(state: Any) -> Any:
+        a, b = state
+        asks = jnp.concatenate([a, jnp.sin(a[:, :1]), b[:, 1:]], 1) > 1
+        both = jnp.concatenate([a, b], 1)
+        both = jnp.where(asks, both * 0.5, -jnp.abs(both))
+        return both[:, :2], both[:, 2:]
+
+    start = jnp.stack([x, x + 1], 1), jnp.stack([x + 2, x + 3], 1)
+    return lax.while_loop(lambda s: jnp.any(jnp.concatenate(s, 1) > 1), turn, start)
+
+
+def mix(x: Any) -> Any:
+    """What asks chooses along rows of one state and along columns of another, which both read each other."""
+    z, w = jnp.outer(x, x), jnp.outer(x, jnp.flip(x))
+
+    def turn(state: Any) -> Any:
+        z, w, asks, i = state
+        z, w = jnp.where(asks[:, None], z * 0.5 + w, z), jnp.where(asks[None], w * 0.5 - z, w)
+        return z, w, asks & (i < jnp.arange(len(x)) % 5), i + 1
+
+    start = z, w, jnp.ones(x.shape, bool), 0
+    return lax.while_loop(lambda s: jnp.any(s[2]) & (s[3] < 9), turn, start)[:2]
+
+
 @pytest.mark.parametrize(
-    "function", [thaw, count_all, add_to_all, converge, start_late, tighten, wrap]
+    "function", [thaw, count_all, add_to_all, converge, start_late, tighten, wrap, join, mix]
 )
 def test_rows_that_do_not_end_by_themselves(function: Callable[..., Any]) -> None:
     x = uniform(64, low=-9, high=9)

@@ -544,6 +544,7 @@ def light(
     is_conversion: bool = False,
     addend_sign: int = 0,
     carries_narrow: bool = False,
+    negates: bool = False,
 ) -> Op:
     """An element-wise op of few instructions."""
     return Op(
@@ -562,6 +563,7 @@ def light(
         is_conversion=is_conversion,
         addend_sign=addend_sign,
         carries_narrow=carries_narrow,
+        negates=negates,
     )
 
 
@@ -696,7 +698,7 @@ _ROWS: dict[str, Op] = {
     "and": _bits_row("and", np.bitwise_and, has_bits, neutral=all_bits, combiner=np.bitwise_and),
     "or": _bits_row("or", np.bitwise_or, has_bits, neutral=no_bits, combiner=np.bitwise_or),
     "xor": _bits_row("xor", np.bitwise_xor, has_bits, neutral=no_bits, combiner=np.bitwise_xor),
-    "not": light("hlo_not({0})", _plain(np.invert), _same_type(1, has_bits)),
+    "not": light("hlo_not({0})", _plain(np.invert), _same_type(1, has_bits), negates=True),
     "shift-left": _bits_row("shift_left", _shift_left, _is_integer, neutral=no_bits),
     "shift-right-arithmetic": _bits_row(
         "shift_right_arithmetic", _shift_right_arithmetic, _is_integer, neutral=no_bits

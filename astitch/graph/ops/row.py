@@ -118,6 +118,7 @@ class Op:
     needed: Needed = need_one_each
     addend_sign: int = 0  # of an addition and a subtraction: the sign that the second operand has
     is_commutative: bool = False
+    negates: bool = False  # of truths: it holds where its operand does not
     is_pure: bool = True  # equal nodes have equal results, and a dead one may go
     is_exact: bool = False  # of narrow floats: computed in f32, the result is such a float already
     is_free: bool = False  # element-wise, and no instruction: the bits stay as they are
