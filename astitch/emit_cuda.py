@@ -140,7 +140,8 @@ class _Printer:
 
     def shared_text(self, section: k.Section) -> Iterator[str]:
         """A section for any first task and any number of tasks, between braces."""
-        self.folds, self.entered = True, fold.takes_one(section)
+        # It stands for sections of other blocks, so that nothing is known of who comes by.
+        self.folds, self.entered, self.blocks = True, fold.takes_one(section), None
         try:
             yield f"{{  // {comment(section.title)}"
             yield from indent(self.threads(section))
@@ -217,6 +218,7 @@ class _Printer:
         else:
             yield from self.inner(section.body)
         yield "}"
+        self.blocks = None
 
     def threads(self, section: k.Section) -> Iterator[str]:
         """Where a thread stands in the block."""

@@ -69,6 +69,20 @@ def clipped(*arrays: jax.Array) -> list[jax.Array]:
     return [x * jnp.minimum(scale, 0.5) for x in arrays]
 
 
+def updates_if_finite(*arrays: jax.Array) -> list[jax.Array]:
+    """Updates by gradients clipped by the norm of all, where these are finite, and the norm of the updates."""
+    gradients = arrays[1::3]
+    norm = jnp.sqrt(sum((jnp.square(g).sum() for g in gradients), jnp.zeros(())))
+    finite = jnp.array([jnp.isfinite(g).all() for g in gradients]).all()
+    found, squares = [], jnp.zeros(())
+    for w, g, m in zip(arrays[::3], gradients, arrays[2::3], strict=True):
+        new, m = update(w, g / jnp.maximum(norm, 1), m)
+        step = jnp.where(finite, new - w, 0)
+        squares += jnp.square(step).sum()
+        found += [w + step, m]
+    return [*found, jnp.sqrt(squares)]
+
+
 def softmaxes(*arrays: jax.Array) -> list[jax.Array]:
     return [jax.nn.softmax(x, -1) for x in arrays]
 
@@ -111,9 +125,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Arrays]] = {
 GPUS = {"two SMs": few_sms(2), "forty": few_sms(40)}
 
 
-def run(graph: Graph, gpu: Gpu, arrays: Arrays) -> tuple[list[np.ndarray], list[str]]:
+def run(
+    graph: Graph, gpu: Gpu, arrays: Arrays, check: bool = False
+) -> tuple[list[np.ndarray], list[str]]:
     program = compile_graph(graph, gpu).program
-    return list(HostEngine(program).run(arrays)), [kernel.source for kernel in program.kernels]
+    results = HostEngine(program, check=check).run(arrays)
+    return list(results), [kernel.source for kernel in program.kernels]
 
 
 def is_folded(source: str) -> bool:
@@ -139,6 +156,16 @@ def test_bits_are_those_of_sections_printed_one_by_one(
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not any(map(is_folded, long)) and any(map(is_folded, short))
+
+
+def test_blocks_without_a_task_stay_out_of_equal_sections() -> None:
+    """Behind sections that give each block a task, in which blocks meet."""
+    shapes = [shape for shape in [(131_072,), (4096,), (1024,)] * 6 for _ in range(3)]
+    arrays = draw(*shapes)
+    found, sources = run(import_hlo(lower(updates_if_finite, *arrays)), few_sms(4), arrays, check=True)
+    assert any("int section =" in s and "::publish(" in s for s in sources)
+    for one, other in zip(found, updates_if_finite(*arrays), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
