@@ -162,7 +162,9 @@ def test_blocks_without_a_task_stay_out_of_equal_sections() -> None:
     """Behind sections that give each block a task, in which blocks meet."""
     shapes = [shape for shape in [(131_072,), (4096,), (1024,)] * 6 for _ in range(3)]
     arrays = draw(*shapes)
-    found, sources = run(import_hlo(lower(updates_if_finite, *arrays)), few_sms(4), arrays, check=True)
+    found, sources = run(
+        import_hlo(lower(updates_if_finite, *arrays)), few_sms(4), arrays, check=True
+    )
     assert any("int section =" in s and "::publish(" in s for s in sources)
     for one, other in zip(found, updates_if_finite(*arrays), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
