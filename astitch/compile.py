@@ -29,7 +29,7 @@ from astitch.loops.plan import describe_loops, find_planned
 from astitch.pipeline import NAMES, Emitted, Job, Target, run_passes
 from astitch.program.steps import Program
 from astitch.search.build_program import NOT_EMITTED, build_program, leave_program
-from astitch.search.peak_memory import estimate_plain_peak
+from astitch.search.peak_memory import estimate_least_plain_peak
 from astitch.search.plan_scopes import Render, render_kernel
 from astitch.show.compilation import Compilation
 from astitch.show.explain import (
@@ -116,7 +116,7 @@ def compile_graph(
         plain = faults.attempt(
             lambda: _estimate_plain(graph),
             lambda: 0,
-            stage="estimate_plain_peak",
+            stage="estimate_least_plain_peak",
             subject=graph.name,
             cost="its memory is not compared with that of XLA's own version",
         )
@@ -128,7 +128,7 @@ def compile_graph(
 def _estimate_plain(graph: Graph) -> int:
     """The bytes that XLA alone takes for a program, at the least.  The passes asked for most of it."""
     given = sum(graph[name].array.bytes for name in graph.parameters)
-    return given + estimate_plain_peak(graph)
+    return given + estimate_least_plain_peak(graph)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:

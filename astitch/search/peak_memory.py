@@ -28,6 +28,10 @@ MOST_OF_PROLOGUE = 8
 """Element-wise ops that XLA computes with a product that reads them, about."""
 
 
+SHORT = 8
+"""Elements of a sum that XLA's fusions compute for each reader, about."""
+
+
 MOST_TOTAL = 1 << 60
 """Bytes behind a step that are told from more."""
 
@@ -156,17 +160,24 @@ def list_plain_steps(
     *,
     stores_shared: bool,
     stores_factors: bool = True,
+    stores_short: bool = True,
     regions: Mapping[str, int] | None = None,
 ) -> MemorySteps:
     """The steps of a program as XLA alone would run them, at the least: each value that a kernel stores is a step, and
     element-wise ops in front of it are fused into it.
 
-    stores_shared: element-wise values that several ops read are stored, too.  stores_factors: see _find_stored.
-    regions: see measure_regions.
+    stores_shared: element-wise values that several ops read are stored, too.  stores_factors, stores_short: see
+    _find_stored.  regions: see measure_regions.
     """
     regions = measure_regions(graph) if regions is None else regions
     nodes = [node for node in graph if OPS[node.op].kind is not Kind.PROJECTION]
-    stored = _find_stored(graph, nodes, stores_shared=stores_shared, stores_factors=stores_factors)
+    stored = _find_stored(
+        graph,
+        nodes,
+        stores_shared=stores_shared,
+        stores_factors=stores_factors,
+        stores_short=stores_short,
+    )
     fusing = _Fusing(graph, stored, regions)
     for node in nodes:
         fusing.add(node)
@@ -177,18 +188,25 @@ _FUSED = frozenset({Kind.SOURCE, Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, K
 
 
 def _find_stored(
-    graph: Graph, nodes: Iterable[Node], *, stores_shared: bool, stores_factors: bool = True
+    graph: Graph,
+    nodes: Iterable[Node],
+    *,
+    stores_shared: bool,
+    stores_factors: bool = True,
+    stores_short: bool = True,
 ) -> set[str]:
     """The values among the nodes that XLA stores: results, and what it does not fuse with its readers.
 
     It computes what it reduces or scatters with the reduction or scatter.
-    stores_factors: does it store what a product computes from one array as it reads that?
+    stores_factors: does it store what a product computes from one array as it reads that?  stores_short: does it store
+    sums of few elements?
     """
     stored = {stored_value(graph, o) for o in graph.outputs}
     for node in nodes:
         row = OPS[node.op]
         if row.kind not in _FUSED:
-            stored.add(node.name)
+            if stores_short or not _is_short(graph, node):
+                stored.add(node.name)
             if row.writes_into:
                 stored.add(stored_value(graph, node.operands[0]))
             elif row.kind is not Kind.REDUCE:
@@ -198,6 +216,13 @@ def _find_stored(
         elif stores_shared and row.kind is Kind.ELEMENTWISE and len(graph.users[node.name]) > 1:
             stored.add(node.name)
     return stored
+
+
+def _is_short(graph: Graph, node: Node) -> bool:
+    """Does a reduction take few elements each?"""
+    if OPS[node.op].kind is not Kind.REDUCE or isinstance(node.type, TupleType):
+        return False
+    return array_of(graph[node.operands[0]]).size <= SHORT * node.array.size
 
 
 def _is_prologue(graph: Graph, factor: str) -> bool:
@@ -529,6 +554,18 @@ def estimate_plain_peak(graph: Graph) -> int:
         _KNOWN_PEAKS.clear()
     _KNOWN_PEAKS[id(graph)] = weakref.ref(graph), peak
     return peak
+
+
+def estimate_least_plain_peak(graph: Graph) -> int:
+    """The same, where XLA may compute sums of few elements for each reader, too."""
+    regions = measure_regions(graph)
+    ways = (
+        list_plain_steps(
+            graph, stores_shared=False, stores_factors=factors, stores_short=False, regions=regions
+        )
+        for factors in (False, True)
+    )
+    return min(estimate_plain_peak(graph), *(schedule(way).peak for way in ways))
 
 
 _KNOWN_PEAKS: dict[int, tuple[weakref.ref[Graph], int]] = {}

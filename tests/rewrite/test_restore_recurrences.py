@@ -580,6 +580,7 @@ def test_any_recurrence_and_its_gradient(data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 def test_scans_and_gradients_on_a_gpu(shape: tuple[int, ...], axis: int, dtype: Any) -> None:
     import astitch
+    from astitch.api.transformation import MORE_MEMORY
 
     def fn(x: Any, y: Any) -> Any:
         return jnp.sin(lax.associative_scan(join, (jax.nn.sigmoid(x), y), axis=axis)[1])
@@ -600,6 +601,7 @@ def test_scans_and_gradients_on_a_gpu(shape: tuple[int, ...], axis: int, dtype: 
             want = jax.tree.leaves(jax.jit(derive(step_by_step))(*wide))
         with astitch.enabled():
             got = jax.tree.leaves(jax.jit(derive(fn))(x, y))
-        assert astitch.report().programs[-1].kernels
+        entry = astitch.report().programs[-1]
+        assert entry.kernels or entry.reason == MORE_MEMORY
         for one, other in zip(got, want, strict=True):
             assert_near(one, other, 1e-4)

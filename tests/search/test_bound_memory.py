@@ -27,6 +27,7 @@ from astitch.search.peak_memory import (
     MemoryStep,
     MemorySteps,
     _order_late,
+    estimate_least_plain_peak,
     estimate_plain_peak,
     find_alive,
     keeps_to,
@@ -128,6 +129,21 @@ def test_updates_are_computed_as_they_are_scattered() -> None:
     index = jax.ShapeDtypeStruct((10_000,), jnp.int32)
     graph = import_whole(lambda t, r, i: t.at[i].add(jnp.tanh(r) * 2), table, rows, index)
     assert estimate_plain_peak(graph) < 10_000 * 8 * 4
+
+
+@pytest.mark.parametrize(("summed", "arrays"), [(3, 1), (64, 2)])
+def test_xla_may_compute_short_sums_for_each_reader(summed: int, arrays: int) -> None:
+    """So that a distance is nowhere in memory, where a program is compared with the least that XLA may take."""
+    x = jax.ShapeDtypeStruct((512, 512, summed), jnp.float32)
+
+    def fn(x: jax.Array) -> jax.Array:
+        near = (x * x).sum(-1)
+        return (jnp.sort(near * 2, -1) * near).sum(0)
+
+    graph = import_whole(fn, x)
+    small = 64 * 512 * 4
+    assert estimate_plain_peak(graph) >= 2 * 512 * 512 * 4
+    assert abs(estimate_least_plain_peak(graph) - arrays * 512 * 512 * 4) <= small
 
 
 @pytest.mark.parametrize("stores", [False, True])

@@ -216,11 +216,11 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
 
 
 def test_what_xla_takes_costs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "estimate_plain_peak", fail)
+    monkeypatch.setattr(compiling, "estimate_least_plain_peak", fail)
     compilation, module = compile_module.compile_for_xla(
         import_hlo(lower(two_layers, X)), preset("h100")
     )
-    assert [fault.stage for fault in compilation.faults] == ["estimate_plain_peak"]
+    assert [fault.stage for fault in compilation.faults] == ["estimate_least_plain_peak"]
     assert module.count(write_module.TARGET.encode()) == len(compilation.program.kernels) > 0
 
 
