@@ -240,7 +240,7 @@ def _loop_over_joined_rows(graph: Graph, job: Job) -> Graph:
 
 def _unroll_searches(graph: Graph, job: Job) -> Graph:
     planner = job.target.loops
-    unrolled = unroll_searches(graph, planner.is_kernel if planner else lambda graph, node: False)
+    unrolled = unroll_searches(graph, planner.stays if planner else lambda graph, node: False)
     return graph if unrolled is graph else check_graph(unrolled)
 
 

@@ -27,6 +27,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.loops.analysis import Carried, Loop, LoopRefusal, Stack
 from astitch.loops.flatten import Dimension, JoinedDimensions, can_flatten, flatten_loop
+from astitch.loops.lookups import Lookup, find_lookups, list_tables
 
 
 class Axis(enum.Enum):
@@ -70,7 +71,8 @@ class Product:
 @dataclass(frozen=True)
 class Axes:
     """rows: of the batch.  units: columns of one part.  small: the small columns, 1 without any.  of: the axes of each
-    value that the loop computes or reads.  products: the dots.  live: the nodes of the body that its results need.
+    value that the loop computes or reads, but for tables.  products: the dots.  lookups: what is read of tables.  live:
+    the nodes of the body that its results need.
     """
 
     rows: int
@@ -79,6 +81,7 @@ class Axes:
     of: Mapping[str, tuple[Axis, ...]]
     products: Mapping[str, Product]
     live: frozenset[str]
+    lookups: Mapping[str, Lookup]
 
     def dimension(self, name: str, axis: Axis) -> int | None:
         """Which dimension of a value is the batch's or the columns'."""
@@ -108,10 +111,11 @@ def join_dimensions(loop: Loop, used: Collection[int]) -> Loop:
         classes.visit_all()
     except _Refused:
         return loop
-    if classes.products or not all(can_flatten(loop.body[name]) for name in classes.live):
+    values = classes.live - classes.tables
+    if classes.products or not all(can_flatten(loop.body[name]) for name in values):
         return loop
     apart = [key for key, marks in classes.marks.items() if marks]
-    flat = flatten_loop(loop, classes.live, classes.find, classes.list_open, apart)
+    flat = flatten_loop(loop, values, classes.find, classes.list_open, apart)
     return loop if flat is None else flat
 
 
@@ -187,7 +191,9 @@ class _Classes(JoinedDimensions):
         self.marks: dict[Dimension, set[Axis]] = {}
         self.products: dict[str, Product] = {}
         self.live = find_live(loop, used)
-        self.matrices: set[str] = set()
+        self.lookups = find_lookups(self.body, self.live)
+        self.tables = list_tables(self.body, self.live, self.lookups)
+        self.matrices: set[str] = {*self.tables}
         self.edges: list[tuple[str, int, int]] = []
         self.shifts = False
 
@@ -242,7 +248,7 @@ class _Classes(JoinedDimensions):
                 units = math.gcd(units, edge)
         if not units and self.products:
             raise _Refused("no product has columns of its own")
-        return Axes(rows, max(units, 1), small, of, self.products, self.live)
+        return Axes(rows, max(units, 1), small, of, self.products, self.live, self.lookups)
 
     def is_first_padded(self, node: Node) -> bool:
         """Does a slice take what the first lane has, for pads, which ask no other lane for it?"""
@@ -254,7 +260,7 @@ class _Classes(JoinedDimensions):
         """Joins the dimensions that ops and the next turn have in common."""
         body = self.body
         for node in body:
-            if node.name in self.live and node.name not in self.loop.integers:
+            if node.name in self.live - self.tables and node.name not in self.loop.integers:
                 self.visit(node)
         for parameter, role in zip(body.parameters, self.loop.roles, strict=True):
             if isinstance(role, Carried) and parameter in self.live:
@@ -266,7 +272,7 @@ class _Classes(JoinedDimensions):
         single: list[tuple[str, int]] = []
         self.spread_marks()
         for node in self.body:
-            if node.name not in self.live:
+            if node.name not in self.live - self.tables:
                 continue
             open_ = self.list_open(node)
             if len(open_) > 2:
@@ -401,6 +407,13 @@ class _Classes(JoinedDimensions):
             raise _Refused(f"%{node.name} is a {node.op}")
         self.visit_sum(node, node.attrs.dimensions)
 
+    def visit_gather(self, node: Node) -> None:
+        lookup = self.lookups.get(node.name)
+        if lookup is None or node.operands[0] not in self.tables:
+            raise _Refused(f"%{node.name} is a {node.op}")
+        for d in range(node.array.rank):
+            self.join((lookup.places, d), (node.name, d))
+
     def visit_view(self, node: Node) -> None:
         source = self.body[node.operands[0]]
         before = [d for d, extent in enumerate(source.shape) if extent != 1]
@@ -467,6 +480,7 @@ _VISITS: Mapping[str, Callable[[_Classes, Node], None]] = {
     "pad": _Classes.visit_pad,
     "dynamic-slice": _Classes.visit_dynamic_slice,
     "dot": _Classes.visit_product,
+    "gather": _Classes.visit_gather,
     "reduce": _Classes.visit_reduce,
     "reshape": _Classes.visit_view,
 }

@@ -11,6 +11,7 @@ from astitch.graph.ops import OPS, monoid_of
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import compute_type, render_call, render_number
 from astitch.loops.axes import NEUTRAL, Axis
+from astitch.loops.lookups import Lookup
 from astitch.loops.schedule import Part, is_shift
 from astitch.loops.share_text import ShareText
 
@@ -29,6 +30,8 @@ class Computed:
             value = self.render_sum(node, operands[0])
         elif is_shift(self.axes, node):
             value = self.render_shift(node, operands)
+        elif (lookup := self.axes.lookups.get(node.name)) is not None:
+            value = self.render_lookup(lookup, operands[1])
         else:
             dtypes = tuple(self.body[o].dtype for o in node.operands)
             call = k.Call(node.op, node.dtype, (), dtypes, node.attrs)
@@ -38,6 +41,12 @@ class Computed:
         if self.text.is_local(part):
             return f"const {compute_type(node.dtype)} {self.text.variable(part)} = {value};"
         return f"{self.text.variable(part)}[q] = {value};"
+
+    def render_lookup(self, lookup: Lookup, place: Part) -> str:
+        """A number of a table.  Places beyond it are its nearest ones, as HLO says."""
+        dtype, last = self.body[lookup.table].dtype, self.body[lookup.table].array.size - 1
+        index = f"min(max({self.text.render(place)}, 0), {last})"
+        return f"load_as<{compute_type(dtype)}>({self.text.find_table(lookup.table)}[{index}])"
 
     def render_shift(self, node: Node, operands: Sequence[Part]) -> str:
         """Small columns of a row by other lanes than before."""

@@ -436,7 +436,7 @@ def try_cut(
         bps = gpu.blocks_per_sm(block, registers, left + fixed)
         if bps < resident:
             continue
-        us = _project(loop, steps, used, cut, gpu, resident, columns, held)
+        us = _project(loop, axes, steps, used, cut, gpu, resident, columns, held)
         found.append(Share(axes, steps, cut, used, tuple(held), resident, us))
     return min(found, key=lambda share: share.us, default=None)
 
@@ -448,8 +448,36 @@ def once_us(loop: Loop, steps: Steps, used: Sequence[int], gpu: Gpu) -> float:
     return moved / (gpu.bandwidth_gbs * 1e3)
 
 
+NEAR_BYTES = 128 << 10
+"""Of tables that an SM's own cache keeps."""
+
+NEAR_NS = 25
+"""The latency of that cache."""
+
+SECTOR, BESIDE = 32, 12
+"""Bytes that are read of others for a number, and, by estimate, for one more of the same table: corners of a cell, and
+components of a vector, lie side by side."""
+
+
+def _lookup_us(loop: Loop, axes: Axes, steps: Steps, gpu: Gpu, waves: int) -> tuple[float, float]:
+    """Microseconds that a turn's lookups wait for each other, and that memory takes for them."""
+    if not steps.lookups:
+        return 0.0, 0.0
+    size = sum(loop.body[table].array.bytes for table in {*steps.lookups})
+    if size <= NEAR_BYTES:
+        return steps.waits * NEAR_NS / 1e3, 0.0
+    far = size > gpu.l2_bytes // 2
+    latency = gpu.dram_latency_ns if far else gpu.l2_latency_ns
+    speed = gpu.bandwidth_gbs if far else gpu.l2_gbs
+    tables = len({*steps.lookups})
+    each = tables * SECTOR + (len(steps.lookups) - tables) * BESIDE
+    moved = axes.rows * axes.units * each
+    return steps.waits * latency / 1e3, moved / (speed * 1e3) / waves
+
+
 def _project(
     loop: Loop,
+    axes: Axes,
     steps: Steps,
     used: Sequence[int],
     cut: Cut,
@@ -490,6 +518,7 @@ def _project(
         if steps.stacked:
             turn_us = max(turn_us, gpu.dram_latency_ns / 1e3)
         turn_us = max(turn_us, cut.owned * steps.cycles * ALONE / clock)
+        turn_us = max(turn_us, *_lookup_us(loop, axes, steps, gpu, waves))
         turn_us = max(turn_us, _stacked_us(loop, gpu) / waves)
         if loop.trips == 1:
             turn_us = max(turn_us, once_us(loop, steps, used, gpu) / waves)

@@ -83,6 +83,8 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
     pointers = [
         Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", apart[i]) for i in operands
     ]
+    tables = {name: value for emitter in emitters for name, value in emitter.text.listed.items()}
+    pointers += [Pointer(f"const {STORAGE[v.dtype]}", name, True) for name, v in tables.items()]
     pointers += [Pointer(STORAGE[types[i].dtype], f"result_{i}", apart[i]) for i in plan.used]
     barrier_words = k.FIRST_TAGGED_WORD + 2 * words if words else 0
     bounds = f"{plan.block}, {plan.blocks_per_sm}"
@@ -106,7 +108,8 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
     in_place = tuple(
         (plan.used.index(written), operands.index(read)) for written, read in pairs.items()
     )
-    return LoopKernel(plan, kernel, tuple(operands), plan.used, in_place=in_place)
+    constants = tuple(tables.values())
+    return LoopKernel(plan, kernel, tuple(operands), plan.used, constants, in_place=in_place)
 
 
 class _Emitter:

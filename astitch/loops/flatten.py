@@ -16,6 +16,7 @@ from astitch.graph.ir import (
     BroadcastAttrs,
     DimensionAttrs,
     DynamicSliceAttrs,
+    GatherAttrs,
     Graph,
     Node,
     SliceAttrs,
@@ -182,6 +183,8 @@ class _Flattener:
             case DynamicSliceAttrs():
                 indices = [operands[1 + group[0]] for group in self.kept[node.name]]
                 attrs, operands = DynamicSliceAttrs(type_.shape), (first, *indices)
+            case GatherAttrs():
+                attrs = replace(attrs, index_vector_dim=type_.rank)  # a lookup
         return replace(node, type=type_, attrs=attrs, operands=operands)
 
 
@@ -194,7 +197,12 @@ def can_flatten(node: Node) -> bool:
     row = OPS[node.op]
     known = isinstance(
         node.attrs,
-        BroadcastAttrs | TransposeAttrs | DynamicSliceAttrs | SliceAttrs | DimensionAttrs,
+        BroadcastAttrs
+        | TransposeAttrs
+        | DynamicSliceAttrs
+        | SliceAttrs
+        | DimensionAttrs
+        | GatherAttrs,
     )
     plain = row.kind is Kind.ELEMENTWISE or row.keeps_order
     return known or plain or node.is_parameter or node.is_constant

@@ -30,7 +30,7 @@ from astitch.loops.row_groups import (
     list_results,
     write_loop,
 )
-from astitch.loops.spell_out import MOST_NUMBERS
+from astitch.loops.row_numbers import MOST_NUMBERS
 from astitch.rewrite.batched_gathers import batch_gathers
 
 LEAST_THREADS = 4096

@@ -99,6 +99,11 @@ class LoopPlan:
         return self.us < self.xla_us
 
     @property
+    def looks_up(self) -> bool:
+        """Does a turn read tables at places that it computes?"""
+        return any(share.steps.lookups for share in self.shares)
+
+    @property
     def block(self) -> int:
         """Threads of a block."""
         return self.shares[0].cut.block
@@ -181,6 +186,11 @@ class LoopPlanner:
     def is_kernel(self, graph: Graph, node: Node) -> bool:
         """Is a while one kernel?"""
         return isinstance(self.plan(graph, node), LoopPlan)
+
+    def stays(self, graph: Graph, node: Node) -> bool:
+        """Is a while one kernel that gains nothing where it is written out?"""
+        plan = self.plan(graph, node)
+        return isinstance(plan, LoopPlan) and not plan.looks_up
 
     def find_plans(self, graph: Graph) -> list[LoopPlan]:
         """The plans of the whiles that are one kernel each."""

@@ -33,7 +33,7 @@ from astitch.graph.storage import stored_value
 from astitch.loops.analysis import Loop
 from astitch.loops.flatten import Dimension, is_array
 from astitch.loops.row_dimensions import NotSpelled, RowDimensions
-from astitch.loops.spell_out import MOST_NUMBERS
+from astitch.loops.row_numbers import MOST_NUMBERS
 
 MOST_BESIDE = 32
 """Numbers of a row that an op of a group may read or make, if nothing is said of it.  Kernels of other forms read wide

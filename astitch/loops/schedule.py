@@ -34,8 +34,9 @@ class NoPlan(Exception):
     """Why a loop has no plan."""
 
 
-HEAVY_CYCLES, LIGHT_CYCLES = 6, 0.3
-"""Cycles of an SM for an op of a warp: what a special function takes besides, and any op."""
+HEAVY_CYCLES, LIGHT_CYCLES, LOOKUP_CYCLES = 6, 0.3, 8
+"""Cycles of an SM for an op of a warp: what a special function takes besides, any op, and, by estimate, the reads of
+32 places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Steps:
     loaded, stacked: parts that a pair reads at all, and in each turn; small_loaded: the same of small columns.
     products: by whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
     ops and sums that are computed before its products.  stages: how many products follow each other.  heavy: special
-    functions of a pair.
+    functions of a pair.  lookups: those of a pair.  waits: how many of them follow each other.
     """
 
     reads: tuple[Read, ...]
@@ -116,6 +117,8 @@ class Steps:
     crossings: tuple[Multiply, ...]
     computed: tuple[tuple[Part, ...], ...]
     heavy: int
+    lookups: tuple[str, ...] = ()
+    waits: int = 0
 
     @property
     def stages(self) -> int:
@@ -129,13 +132,15 @@ class Steps:
     @property
     def cycles(self) -> float:
         """Of an SM, for the element-wise ops of one warp."""
-        return HEAVY_CYCLES * self.heavy + LIGHT_CYCLES * sum(map(len, self.computed))
+        light = LIGHT_CYCLES * sum(map(len, self.computed))
+        return HEAVY_CYCLES * self.heavy + light + LOOKUP_CYCLES * len(self.lookups)
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What decides how the steps are cut: everything but names."""
         return (
             (self.loaded, self.stacked, self.small_loaded, self.heavy),
+            (self.lookups, self.waits),
             tuple((m.stage, m.carried, len(m.parts)) for m in self.moved),
             tuple((m.stage, m.left, m.parts) for m in self.products),
             tuple((m.stage, m.product.form, len(m.own), m.parts) for m in self.crossings),
@@ -273,13 +278,28 @@ class Scheduler:
             return self.parts_of(product.left)
         if OPS[node.op].is_reduce and not part.small:
             raise NoPlan(f"%{node.name} is a sum over small columns, and is wanted for units")
-        if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(self.axes, node):
+        if self.is_computed(node):
             return self.operands_of(part)
         raise NoPlan(f"%{node.name} is a {node.op}")
 
+    def is_computed(self, node: Node) -> bool:
+        """Does each thread compute its parts from parts?"""
+        plain = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE)
+        return plain or is_shift(self.axes, node) or node.name in self.axes.lookups
+
     def operands_of(self, part: Part) -> list[Part]:
         """What a part is computed from."""
-        return [self.resolve(o, part.number, part.small) for o in self.body[part.name].operands]
+        lookup = self.axes.lookups.get(part.name)
+        operands = (lookup.places,) if lookup else self.body[part.name].operands
+        return [self.resolve(o, part.number, part.small) for o in operands]
+
+    def count_waits(self, parts: Sequence[Part]) -> int:
+        """How many lookups of a turn wait for each other.  parts: what is computed, in order."""
+        depth: dict[Part, int] = {}
+        for part in parts:
+            before = max((depth.get(p, 0) for p in self.operands_of(part)), default=0)
+            depth[part] = before + (part.name in self.axes.lookups)
+        return max(depth.values(), default=0)
 
     def add_read(self, node: Node, small: bool) -> None:
         """Count a value as read from memory.  Raises NoPlan."""
@@ -297,6 +317,7 @@ class Scheduler:
 
     def schedule(self) -> Steps:
         """The stages.  Raises NoPlan."""
+        lookups = self.axes.lookups
         values = [
             role.value
             for role in self.loop.roles
@@ -315,16 +336,15 @@ class Scheduler:
         order = {name: i for i, name in enumerate(self.body.nodes)}
         for part in sorted(self.stages, key=lambda p: (order[p.name], p.number, p.small)):
             node = self.body[part.name]
-            inner = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(
-                self.axes, node
-            )
-            if inner and part.name not in self.loop.integers:
+            if self.is_computed(node) and part.name not in self.loop.integers:
                 computed[self.stages[part]].append(part)
         moved, multiplies = self.move([p for p in products if p.form is Form.ROWS])
         crossings = [self.multiply(p, ()) for p in products if p.form is not Form.ROWS]
         heavy = sum(
             OPS[self.body[p.name].op].cost is Cost.HEAVY for stage in computed for p in stage
         )
+        in_order = [part for stage in computed for part in stage]
+        looked_up = [lookups[p.name].table for p in in_order if p.name in lookups]
         reads = tuple(self.reads.values())
         counts = {r: count_parts(self.loop, self.axes, r.name) for r in reads}
         return Steps(
@@ -337,6 +357,8 @@ class Scheduler:
             tuple(crossings),
             tuple(map(tuple, computed)),
             heavy,
+            tuple(looked_up),
+            self.count_waits(in_order),
         )
 
     def move(self, products: Sequence[Product]) -> tuple[tuple[Moved, ...], tuple[Multiply, ...]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from astitch.graph.ir import ConstantAttrs, IotaAttrs, Node
+from astitch.graph.ir import ConstantAttrs, IotaAttrs, Literal, Node
 from astitch.kernel.cuda_text import STORAGE, compute_type, render_number
 from astitch.loops.analysis import Affine, Carried, Loop, Place
 from astitch.loops.axes import Axis
@@ -44,7 +44,7 @@ class ShareText:
 
     operands: names of the states that it reads, as found so far.  results: names of those that it writes.  stage_of:
     by part, the stage that computes it.  handed: parts that the next turn gets.  locals: parts that only their own
-    stage uses, so that they need no array.
+    stage uses, so that they need no array.  listed: constants that are looked up, by the names of their arrays.
     """
 
     def __init__(self, loop: Loop, share: Share) -> None:
@@ -58,6 +58,7 @@ class ShareText:
         self.taken: set[str] = set()
         self.lines: list[str] = []
         self.operands: dict[int, str] = {}
+        self.listed: dict[str, Literal] = {}
         self.results = {state: f"result_{state}" for state in share.used}
         self.stage_of = {p: s for s, parts in enumerate(self.steps.computed) for p in parts}
         for multiply in (*self.steps.products, *self.steps.crossings):
@@ -116,6 +117,15 @@ class ShareText:
     def operand(self, state: int) -> str:
         """The parameter from which a state is read, counted as read."""
         return self.operands.setdefault(state, f"state_{state}")
+
+    def find_table(self, name: str) -> str:
+        """The parameter in which a table lies, counted as read."""
+        node = self.body[name]
+        if not isinstance(node.attrs, ConstantAttrs):
+            return self.operand(self.body.parameters.index(name))
+        array = f"table_{re.sub(r'[^0-9A-Za-z]', '_', name)}"
+        self.listed[array] = node.attrs.value
+        return array
 
     def is_local(self, part: Part) -> bool:
         """Is a computed part used in its own stage only, so that it needs no array?"""

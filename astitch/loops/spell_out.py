@@ -16,21 +16,16 @@ import numpy as np
 
 from astitch.graph.ir import (
     ArrayType,
-    Attrs,
     BroadcastAttrs,
-    CompareAttrs,
     ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DotAttrs,
     DType,
     DynamicSliceAttrs,
-    GatherAttrs,
     GetTupleElementAttrs,
     Graph,
     IotaAttrs,
-    Literal,
-    NoAttrs,
     Node,
     PadAttrs,
     ScatterAttrs,
@@ -41,13 +36,15 @@ from astitch.graph.ir import (
 )
 from astitch.graph.matmul import free_dimensions, label_product
 from astitch.graph.ops import OPS, Kind
-from astitch.loops.analysis import Carried, Loop, Place, Stack
+from astitch.loops.analysis import Carried, Loop, Stack
 from astitch.loops.row_dimensions import (
     NotSpelled,
     RowDimensions,
     counts_up,
     is_varied,
 )
+from astitch.loops.row_numbers import change_each
+from astitch.loops.row_places import Places
 from astitch.loops.spell_factorizations import spell_factorization
 from astitch.rewrite.simplify import simplify
 
@@ -58,21 +55,11 @@ others that must be."""
 Rows = Mapping[str, tuple[int, ...]]
 """By value, its dimensions of rows."""
 
-MOST_NUMBERS = 64
-"""Numbers that a row of one value may have in a loop that turns once."""
-
-MOST_MET = 256
-"""The same where turns follow each other.  Threads have as many registers, and keep some numbers in memory.  By
-estimate XLA's turn is slower all the same: it takes many launches."""
-
 MOST_SORTED = 16
 """Numbers that a row sorts: their square half exchanges."""
 
 MOST_OPS = 10000
 """Ops of a body.  NVRTC takes 1.8 s for 4,000 of them."""
-
-MOST_WRITTEN = 40000
-"""The same before equal ones are merged and known ones computed."""
 
 
 def spell_out(loop: Loop, live: Collection[str], rows: Rows) -> Node:
@@ -92,347 +79,7 @@ def find_rows(loop: Loop, live: Collection[str], least: int) -> Rows:
 # ---- the body number by number -------------------------------------------------------------------------------------
 
 
-def _each(numbers: np.ndarray, change: Callable[[str], object]) -> np.ndarray:
-    """What a function makes of each number."""
-    made = np.empty(numbers.shape, object)
-    for index, number in np.ndenumerate(numbers):
-        made[index] = change(number)
-    return made
-
-
-class _Numbers:
-    """The numbers of a body's values, while a body is written anew.
-
-    rows: by value, its dimensions of rows.  values: by value, the names of its numbers: an array of its shape, in
-    which the dimensions of rows have one element.  A number is an array of the rows, or a scalar.
-    """
-
-    def __init__(
-        self, loop: Loop, live: Collection[str], rows: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        self.loop, self.body, self.live, self.rows = loop, loop.body, live, rows
-        self.nodes: dict[str, Node] = {}
-        self.taken = {*self.body.nodes}
-        self.numbered: dict[str, int] = {}
-        self.values: dict[str, np.ndarray] = {}
-        self.results: dict[str, list[np.ndarray]] = {}
-        self.spread: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str] = {}
-        self.layouts = {p: self.lay_out(p) for p in self.body.parameters}
-
-    def keep(self, name: str, numbers: np.ndarray | list[np.ndarray]) -> None:
-        if isinstance(numbers, list):
-            self.results[name] = numbers
-        else:
-            self.values[name] = numbers
-
-    def is_counted(self, node: Node) -> bool:
-        """Do only reshapes read an iota?"""
-        users = [self.body[user] for user in self.body.users[node.name] if user in self.live]
-        return isinstance(node.attrs, IotaAttrs) and all(
-            OPS[user.op].keeps_order and counts_up(self.body, user) for user in users
-        )
-
-    # ---- nodes ---------------------------------------------------------------------------------------------------
-
-    def put(
-        self,
-        op: str,
-        type_: ArrayType,
-        operands: Sequence[str] = (),
-        attrs: Attrs = NoAttrs(),
-        hint: str = "",
-    ) -> str:
-        if len(self.nodes) > MOST_WRITTEN:
-            raise NotSpelled("a turn has too many ops, number by number")
-        name = self.name(hint or f"{op}.number")
-        self.nodes[name] = Node(name, op, type_, tuple(operands), attrs)
-        return name
-
-    def name(self, hint: str) -> str:
-        """free_name, without the numbers that are known to be taken: there are thousands of one name."""
-        number = self.numbered.get(hint, 1)
-        while (name := hint if number == 1 else f"{hint}.{number}") in self.taken:
-            number += 1
-        self.numbered[hint] = number + 1
-        self.taken.add(name)
-        return name
-
-    def put_constant(self, value: np.ndarray, dtype: DType) -> str:
-        literal = Literal.of(np.asarray(value, dtype.numpy).reshape(()))
-        return self.put("constant", ArrayType(dtype, ()), attrs=ConstantAttrs(literal))
-
-    def copy(self, name: str) -> str:
-        """A node of the old body as it is, behind what it needs: an integer that the turn decides."""
-        if name not in self.nodes:
-            for operand in self.body[name].operands:
-                self.copy(operand)
-            self.nodes[name] = self.body[name]
-        return name
-
-    def reshape(self, name: str, shape: tuple[int, ...]) -> str:
-        node = self.nodes[name]
-        type_ = ArrayType(node.dtype, shape)
-        return name if node.shape == shape else self.put("reshape", type_, (name,))
-
-    def row_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a number of a value."""
-        return tuple(self.body[name].shape[d] for d in self.rows[name])
-
-    def form(self, name: str) -> tuple[int, ...]:
-        """The shape of the array of a value's numbers."""
-        rows = self.rows[name]
-        shape = self.body[name].shape
-        made = tuple(1 if d in rows else extent for d, extent in enumerate(shape))
-        if math.prod(made) > (MOST_MET if self.loop.trips > 1 else MOST_NUMBERS):
-            raise NotSpelled(f"%{name} has {math.prod(made)} numbers that meet")
-        return made
-
-    def repeat(self, name: str, shape: tuple[int, ...], dimensions: Sequence[int] = ()) -> str:
-        """A number along more rows.  dimensions: where its own are."""
-        own = self.nodes[name].shape
-        if own == shape:
-            return name
-        assert len(own) == len(dimensions), f"%{name} has {len(own)} dimensions of rows"
-        key = (name, shape, tuple(dimensions))
-        if key not in self.spread:
-            type_ = ArrayType(self.nodes[name].dtype, shape)
-            attrs = BroadcastAttrs(tuple(dimensions))
-            self.spread[key] = self.put("broadcast", type_, (name,), attrs)
-        return self.spread[key]
-
-    # ---- states ----------------------------------------------------------------------------------------------------
-
-    def lay_out(self, parameter: str) -> tuple[tuple[int, ...], int | None, int | None]:
-        """The new shape of a state, in which all that is not rows or turns is one dimension; where its numbers and
-        where its turns are, if it has such dimensions."""
-        role = self.loop.roles[self.body.parameters.index(parameter)]
-        places = {p.dimension for s, p in self.loop.slices.items() if self.reads(s, parameter)}
-        if isinstance(role, Stack):
-            places.add(role.place.dimension)
-        value = role.value if isinstance(role, Carried | Stack) else parameter
-        rows, shape = self.rows.get(value, ()), self.body[parameter].shape
-        if len(places) > 1:
-            raise NotSpelled(f"%{parameter} is cut along two dimensions")
-        if parameter in self.loop.integers or value not in self.rows:
-            return shape, None, None
-        made: list[int] = []
-        numbers: int | None = None
-        turns: int | None = None
-        near = False
-        for d, extent in enumerate(shape):
-            if d in rows or d in places:
-                turns = len(made) if d in places else turns
-                made.append(extent)
-                near = False
-            elif extent > 1:
-                if numbers is not None and not near:
-                    raise NotSpelled(f"%{parameter} has numbers on two sides of its rows")
-                if numbers is None:
-                    numbers = len(made)
-                    made.append(1)
-                made[numbers] *= extent
-                near = True
-        return tuple(made), numbers, turns
-
-    def reads(self, slice_: str, parameter: str) -> bool:
-        return slice_ in self.live and self.body[slice_].operands[0] == parameter
-
-    def cut(self, source: str, name: str, numbers: int | None) -> np.ndarray:
-        """The numbers of a value that a node of the new body holds; `numbers`: its dimension of numbers."""
-        form, rows = self.form(name), self.row_shape(name)
-        made = np.empty(math.prod(form), object)
-        shape = self.nodes[source].shape
-        for i in range(made.size):
-            part = source
-            if numbers is not None:
-                starts = [i if d == numbers else 0 for d in range(len(shape))]
-                limits = [i + 1 if d == numbers else n for d, n in enumerate(shape)]
-                attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(shape))
-                sizes = tuple(b - a for a, b in zip(starts, limits, strict=True))
-                part = self.put("slice", ArrayType(self.body[name].dtype, sizes), (source,), attrs)
-            made[i] = self.reshape(part, rows)
-        return made.reshape(form)
-
-    def gather(self, parameter: str, value: str, place: Place | None) -> str:
-        """The numbers of a value side by side, as a state has them, or the slice of one of a stack's turns."""
-        shape, numbers, turns = self.layouts[parameter]
-        sizes = tuple(1 if d == turns and place else n for d, n in enumerate(shape))
-        single = tuple(1 if d == numbers else n for d, n in enumerate(sizes))
-        parts = [self.reshape(name, single) for name in self.find(value).ravel()]
-        if numbers is None:
-            return parts[0]
-        type_ = ArrayType(self.body[value].dtype, sizes)
-        return (
-            self.put("concatenate", type_, parts, DimensionAttrs(numbers))
-            if len(parts) > 1
-            else parts[0]
-        )
-
-    def list_indices(self, parameter: str, node: Node, first: int, place: Place) -> list[str]:
-        """The indices of a slice of a stack or of an update: of the turn, and zeros."""
-        shape, _, turns = self.layouts[parameter]
-        own = self.copy(node.operands[first + place.dimension])
-        zero = self.put_constant(np.zeros(()), self.body[own].dtype)
-        return [own if d == turns else zero for d in range(len(shape))]
-
-    def update(self, parameter: str, value: str, node: Node, place: Place) -> str:
-        """The stack with the slice of this turn."""
-        operands = (parameter, value, *self.list_indices(parameter, node, 2, place))
-        return self.put("dynamic-update-slice", self.nodes[parameter].array, operands)
-
-    # ---- values ----------------------------------------------------------------------------------------------------
-
-    def find(self, name: str) -> np.ndarray:
-        """The numbers of a value."""
-        if name not in self.values:
-            if name in self.loop.integers:
-                scalar = self.reshape(self.copy(name), ())
-                self.values[name] = np.full(self.body[name].shape, scalar, object)
-            else:
-                assert self.body[name].is_parameter, name
-                self.values[name] = self.cut(name, name, self.layouts[name][1])
-        return self.values[name]
-
-    def find_repeated(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The numbers of a value that has these rows, or none."""
-        return _each(self.find(name), lambda n: self.repeat(n, shape))
-
-    def align(
-        self, numbers: np.ndarray, places: Sequence[int], rows: tuple[int, ...]
-    ) -> np.ndarray:
-        """Numbers of a value along all rows of another one; integers stay.  places: of its own rows among these.
-        Raises NotSpelled."""
-        if list(places) != sorted(places):
-            raise NotSpelled("rows are looked up in another order than they lie in")
-
-        def align(number: int | str) -> int | str:
-            if not isinstance(number, str):
-                return number
-            return self.repeat(number, rows, places if self.nodes[number].shape else ())
-
-        return _each(numbers, align)
-
-
-class _Places(_Numbers):
-    """Looks numbers up at places that each row computes."""
-
-    def read_window(self, node: Node) -> np.ndarray:
-        """A slice of a few numbers, wherever it is."""
-        source, rows = node.operands[0], self.row_shape(node.name)
-        numbers, shape = self.find(source), self.body[source].shape
-        starts = self.read_starts(node, 1, node.shape, source)
-        limits = [extent - size for extent, size in zip(shape, node.shape, strict=True)]
-        made = np.empty(self.form(node.name), object)
-        for index in np.ndindex(made.shape):
-            made[index] = self.choose(numbers, starts, limits, index, rows)
-        return made
-
-    def compare(self, number: str, direction: str, with_: int, rows: tuple[int, ...]) -> str:
-        """Is a number, along these rows, less than another one, the same, or more?"""
-        node = self.nodes[number]
-        constant = self.repeat(self.put_constant(np.asarray(with_), node.dtype), node.shape)
-        type_ = ArrayType(DType.PRED, node.shape)
-        test = self.put("compare", type_, (number, constant), CompareAttrs(direction))
-        return self.repeat(test, rows)
-
-    def choose(
-        self,
-        numbers: np.ndarray,
-        starts: Sequence[int | str],
-        limits: Sequence[int],
-        index: Sequence[int],
-        rows: tuple[int, ...],
-    ) -> str:
-        """The number of a window at an index.  starts: of the window, some of them numbers of the rows'.  limits: the
-        last ones within bounds."""
-        for d, start in enumerate(starts):
-            if not isinstance(start, str):
-                continue
-            chosen = ""
-            for at in range(limits[d] + 1):
-                option = self.choose(
-                    numbers, [*starts[:d], at, *starts[d + 1 :]], limits, index, rows
-                )
-                if chosen:
-                    test, type_ = self.compare(start, "GE", at, rows), self.nodes[option].array
-                    option = self.put("select", type_, (test, option, chosen))
-                chosen = option
-            return chosen
-        known = [
-            min(max(int(start), 0), limit) for start, limit in zip(starts, limits, strict=True)
-        ]
-        return self.repeat(numbers[tuple(a + i for a, i in zip(known, index, strict=True))], rows)
-
-    def read_starts(
-        self, node: Node, first: int, sizes: Sequence[int], source: str
-    ) -> list[int | str]:
-        """Where a slice or an update is: numbers of the rows' where that is not known."""
-        starts: list[int | str] = []
-        for d, (index, size) in enumerate(zip(node.operands[first:], sizes, strict=True)):
-            place = self.loop.integers.get(index)
-            if size == self.body[source].shape[d]:
-                starts.append(0)
-            elif place is not None and not place.scale:
-                starts.append(place.offset)
-            else:
-                starts += self.find(index).ravel().tolist()
-        return starts
-
-    def read_places(self, name: str, vector: int) -> np.ndarray:
-        """The places of windows, numbers of the rows' where they are not known; the numbers of one place last."""
-
-        def read(number: str) -> int | str:
-            attrs = self.nodes[number].attrs
-            return int(attrs.value.numpy()) if isinstance(attrs, ConstantAttrs) else number
-
-        integer = self.loop.integers.get(name)
-        if integer is not None and not integer.scale:
-            places = np.full(self.body[name].shape, integer.offset, object)
-        else:
-            places = _each(self.find(name), read)
-        return places[..., None] if vector == places.ndim else np.moveaxis(places, vector, -1)
-
-    def write_gather(self, node: Node) -> np.ndarray:
-        attrs = node.attrs
-        assert isinstance(attrs, GatherAttrs)
-        source, indices = node.operands
-        rows, shape = self.row_shape(node.name), self.body[source].shape
-        outside = free_dimensions(node.array.rank, attrs.offset_dims)
-        of_places = free_dimensions(self.body[indices].array.rank, [attrs.index_vector_dim])
-        gone = (*attrs.collapsed_slice_dims, *attrs.operand_batching_dims)
-        whole = free_dimensions(len(shape), gone)
-        # Where dimensions of the places and of the table lie in the result.
-        of_index = dict(zip(of_places, outside, strict=True))
-        of_table = dict(zip(whole, attrs.offset_dims, strict=True)) | {
-            d: of_index[at]
-            for d, at in zip(
-                attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
-            )
-        }
-        here = self.rows[node.name].index
-        numbers = self.align(
-            self.find(source), [here(of_table[d]) for d in self.rows.get(source, ())], rows
-        )
-        places = self.align(
-            self.read_places(indices, attrs.index_vector_dim),
-            [here(of_index[d]) for d in self.rows.get(indices, ())],
-            rows,
-        )
-        limits = [extent - size for extent, size in zip(shape, attrs.slice_sizes, strict=True)]
-        made = np.empty(self.form(node.name), object)
-        for index in np.ndindex(made.shape):
-            starts: list[int | str] = [0] * len(shape)
-            place = places[tuple(index[d] for d in outside)]
-            for d, start in zip(attrs.start_index_map, place, strict=True):
-                starts[d] = start if limits[d] else 0
-            for d in attrs.operand_batching_dims:
-                starts[d] = 0
-            inside = [index[of_table[d]] if d in of_table else 0 for d in range(len(shape))]
-            made[index] = self.choose(numbers, starts, limits, inside, rows)
-        return made
-
-
-class _Speller(_Places):
+class _Speller(Places):
     """Writes the ops of a body as ops on its numbers."""
 
     def spell(self) -> Graph:
@@ -442,7 +89,8 @@ class _Speller(_Places):
                 node, type=ArrayType(node.dtype, self.layouts[parameter][0])
             )
         for node in self.body:
-            if node.name in self.live and not node.is_parameter and not self.is_counted(node):
+            written = node.is_parameter or self.is_counted(node) or self.waits(node.name)
+            if node.name in self.live and not written:
                 self.keep(node.name, self.write(node))
         outputs = []
         for parameter, output, role in zip(
@@ -463,7 +111,6 @@ class _Speller(_Places):
         return Graph(self.body.name, self.nodes, self.body.parameters, tuple(outputs))
 
     def write(self, node: Node) -> np.ndarray | list[np.ndarray]:
-        """The numbers of a value, of several for a tuple."""
         if OPS[node.op].kind is Kind.ELEMENTWISE:
             rows = self.row_shape(node.name)
             operands = [self.find_repeated(o, rows) for o in node.operands]
@@ -541,7 +188,7 @@ class _Speller(_Places):
         for extent, d in zip(numbers.shape, dimensions, strict=True):
             open_[d] = extent
         placed = np.transpose(numbers, np.argsort(dimensions)).reshape(open_)
-        spread = _each(placed, lambda n: self.repeat(n, shape, at))
+        spread = change_each(placed, lambda n: self.repeat(n, shape, at))
         return np.broadcast_to(spread, self.form(node.name))
 
     def write_transpose(self, node: Node) -> np.ndarray:
@@ -553,7 +200,7 @@ class _Speller(_Places):
             return numbers
         type_ = ArrayType(node.dtype, self.row_shape(node.name))
         attrs = TransposeAttrs(order)
-        return _each(numbers, lambda n: self.put("transpose", type_, (n,), attrs))
+        return change_each(numbers, lambda n: self.put("transpose", type_, (n,), attrs))
 
     def write_reshape(self, node: Node) -> np.ndarray:
         if counts_up(self.body, node):
@@ -729,7 +376,7 @@ class _Speller(_Places):
         own = [at.index(labels[d]) for d in self.rows[operand]]
         if own != sorted(own):
             raise NotSpelled(f"%{operand} has its rows in another order than a product of it")
-        spread = _each(self.find(operand), lambda n: self.repeat(n, rows, own))
+        spread = change_each(self.find(operand), lambda n: self.repeat(n, rows, own))
         return self.convert(spread, total)
 
     def convert(self, numbers: np.ndarray, dtype: DType) -> np.ndarray:
@@ -738,7 +385,7 @@ class _Speller(_Places):
             same = node.dtype is dtype
             return name if same else self.put("convert", ArrayType(dtype, node.shape), (name,))
 
-        return _each(numbers, convert)
+        return change_each(numbers, convert)
 
     def write_reduce(self, node: Node) -> np.ndarray | list[np.ndarray]:
         """The numbers one after the other, by the ops of the reduction's region."""
