@@ -145,15 +145,23 @@ def with_text(
     return XlaKernel(kernel.name, kernel.name, text, *shape, pairs, tuple(slices))
 
 
-def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the module computes."""
-    return run_graph(import_hlo(hlo), arguments)
+def run_module(
+    hlo: bytes, arguments: Sequence[np.ndarray], check: bool = False
+) -> list[np.ndarray]:
+    """What the module computes.  check: every access of a kernel is watched."""
+    return run_graph(import_hlo(hlo), arguments, check=check)
 
 
 def run_graph(
-    graph: Graph, arguments: Sequence[np.ndarray], order: Order = Order.FORWARD
+    graph: Graph,
+    arguments: Sequence[np.ndarray],
+    order: Order = Order.FORWARD,
+    check: bool = False,
 ) -> list[np.ndarray]:
-    """The same for the module's entry, the body of a loop or a branch.  order: in which ready threads run."""
+    """The same for the module's entry, the body of a loop or a branch.
+
+    order: in which ready threads run.  check: every access of a kernel is watched.
+    """
     values: dict[str, Sequence[np.ndarray]] = {}
     for name, argument in zip(graph.parameters, arguments, strict=True):
         values[name] = [np.asarray(argument, graph[name].array.dtype.numpy)]
@@ -164,13 +172,13 @@ def run_graph(
         if node.op == "get-tuple-element":
             values[node.name] = [operands[0][node.attrs.index]]  # type: ignore[union-attr]
         elif is_kernel(node):
-            values[node.name] = launch(node, [o for (o,) in operands], order)
+            values[node.name] = launch(node, [o for (o,) in operands], order, check)
         elif is_tile_call(node):
             values[node.name] = run_tile_call(node, [o for (o,) in operands])
         elif node.op == "while":
             state = [o for (o,) in operands]
-            while run_graph(node.regions[0], state, order)[0]:
-                state = run_graph(node.regions[1], state, order)
+            while run_graph(node.regions[0], state, order, check)[0]:
+                state = run_graph(node.regions[1], state, order, check)
             values[node.name] = state
         elif node.op == "conditional":
             selector, *given = [o for (o,) in operands]
@@ -179,7 +187,7 @@ def run_graph(
             counts = node.attrs.operand_counts  # type: ignore[union-attr]
             before = sum(counts[:chosen])
             branch = given[before : before + counts[chosen]]
-            values[node.name] = run_graph(node.regions[chosen], branch, order)
+            values[node.name] = run_graph(node.regions[chosen], branch, order, check)
         else:
             values[node.name] = eval_node(node, [o for (o,) in operands])
     return [values[o][0] for o in graph.outputs]
@@ -190,7 +198,10 @@ def is_kernel(node: Node) -> bool:
 
 
 def launch(
-    node: Node, operands: Sequence[np.ndarray], order: Order = Order.FORWARD
+    node: Node,
+    operands: Sequence[np.ndarray],
+    order: Order = Order.FORWARD,
+    check: bool = False,
 ) -> list[np.ndarray]:
     """The results of a custom call: new arrays full of rubbish, at the numbers that its configuration names."""
     assert isinstance(node.attrs, CustomCallAttrs)
@@ -207,7 +218,7 @@ def launch(
         next(made) if number in numbers else next(rest)
         for number in range(len(operands) + len(results))
     ]
-    module = compile_host(config["kernel_data"])
+    module = compile_host(config["kernel_data"], check=check)
     cooperative = f"{config['name']}_words" in config["kernel_data"]
     shape = config["grid_x"], config["block_x"]
     module.launch(

@@ -59,9 +59,11 @@ class Hooked:
         """Results of kernels that take over an operand's memory."""
         return sum(len(node.attrs.aliases) for node in kernels_of(self.graph))  # type: ignore[union-attr]
 
-    def run(self, arguments: Sequence[Any], order: Order = Order.FORWARD) -> list[np.ndarray]:
-        """Its results.  order: in which ready threads of a kernel run."""
-        return run_graph(self.graph, [np.asarray(a) for a in arguments], order)
+    def run(
+        self, arguments: Sequence[Any], order: Order = Order.FORWARD, check: bool = False
+    ) -> list[np.ndarray]:
+        """Its results.  order: in which ready threads of a kernel run.  check: every access of a kernel is watched."""
+        return run_graph(self.graph, [np.asarray(a) for a in arguments], order, check)
 
 
 def put(tree: Any) -> Any:

@@ -448,6 +448,11 @@ template <class... P> struct astitch_signature<void (*)(P...)> {
     }
 };
 
+struct astitch_words {
+    const void* address;
+    unsigned long long bytes;
+};
+
 // emulate.py writes one of these for each kernel after the text.
 #define ASTITCH_EXPORT_KERNEL(name) \
     __attribute__((no_sanitize("thread"))) static void astitch_call_##name(void** arguments) \
@@ -458,5 +463,10 @@ template <class... P> struct astitch_signature<void (*)(P...)> {
     const astitch_kernel astitch_kernel_##name = { \
         astitch_call_##name, astitch_signature<decltype(&name)>::parameters, \
         astitch_signature<decltype(&name)>::is_const};
+
+// And one of these for each array of barrier words that the text has.
+#define ASTITCH_EXPORT_WORDS(name) \
+    extern "C" __attribute__((visibility("default"))) const astitch_words astitch_words_##name; \
+    const astitch_words astitch_words_##name = {name##_words, sizeof name##_words};
 
 #endif  // ASTITCH_HOST_RUNTIME

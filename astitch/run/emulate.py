@@ -83,6 +83,7 @@ CHECK_FLAGS = (
 LINK_FLAGS = ("-shared", "-nostdlib", "-lm", "-lgcc")
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread")
 
+WORDS = re.compile(r"^__device__ __align__\(256\) unsigned int (\w+)_words\[", re.MULTILINE)
 KERNEL = re.compile(
     r"__global__\s+void\s+(?:__cluster_dims__\s*\([^)]*\)\s*)?(?:__launch_bounds__\s*\(\s*(\d*)[^)]*\)\s*)?([A-Za-z_]\w*)\s*\("
 )
@@ -98,12 +99,16 @@ class Order(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostKernel:
-    """One entry of a module: the runtime's description of it, and its bound on the block size."""
+    """One entry of a module: the runtime's description of it, and its bound on the block size.
+
+    words: the address and bytes of the array of the module at which its blocks meet, if it has one.
+    """
 
     name: str
     address: int
     const_parameters: tuple[bool, ...]
     max_threads: int
+    words: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class HostModule:
         check_limits(kernel, grid, block, shared_bytes)
         constness = check_arguments(kernel, arguments, names, pointer_table)
         with PlacedArguments(arguments, constness, guarded=self.check) as placed:
-            described = (Argument * (len(arguments) + 1))()
+            described = (Argument * (len(arguments) + 2))()
             for i, array in enumerate(arguments):
                 described[i] = Argument(
                     placed.addresses[i], array.nbytes, array.itemsize, constness[i],
@@ -172,6 +177,9 @@ class HostModule:
                 table_address = ctypes.addressof(pointers)
                 passed = (ctypes.c_void_p * 1)(table_address)
                 described[count] = Argument(table_address, 8 * count, 8, 1, 0, b"pointer table")
+                count += 1
+            if kernel.words:
+                described[count] = Argument(*kernel.words, 4, 0, 0, b"barrier words")
                 count += 1
             message = ctypes.create_string_buffer(8192)
             runtime = load_runtime()
@@ -267,6 +275,12 @@ class KernelDescription(ctypes.Structure):
         ("parameters", ctypes.c_uint32),
         ("parameter_is_const", ctypes.POINTER(ctypes.c_bool)),
     )
+
+
+class Words(ctypes.Structure):
+    """The barrier words that a module has for a kernel, as cuda/host.h declares them."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("bytes", ctypes.c_uint64))
 
 
 def check_limits(kernel: HostKernel, grid: int, block: int, shared_bytes: int) -> None:
@@ -455,6 +469,7 @@ def hash_text(*parts: str) -> str:
 def build_module(source: str, compiler: Compiler, flags: Sequence[str]) -> bytes:
     """The compiled text.  Raises KernelCompileError."""
     exports = "".join(f"ASTITCH_EXPORT_KERNEL({name})\n" for _, name in KERNEL.findall(source))
+    exports += "".join(f"ASTITCH_EXPORT_WORDS({name})\n" for name in WORDS.findall(source))
 
     def build(folder: Path) -> bytes:
         (folder / "kernel.cu").write_text(f'{source}\n#line 1 "exports"\n{exports}')
@@ -510,11 +525,14 @@ def load_module(source: str, check: bool) -> HostModule:
     kernels = {}
     for bound, name in KERNEL.findall(source):
         description = KernelDescription.in_dll(library, f"astitch_kernel_{name}")
+        waits = name in WORDS.findall(source)
+        words = Words.in_dll(library, f"astitch_words_{name}") if waits else None
         kernels[name] = HostKernel(
             name,
             ctypes.addressof(description),
             tuple(description.parameter_is_const[i] for i in range(description.parameters)),
             int(bound) if bound else MAX_THREADS,
+            (words.address, words.bytes) if words else None,
         )
     return HostModule(source, cache.path / file, kernels, check)
 

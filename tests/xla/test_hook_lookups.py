@@ -255,7 +255,8 @@ def test_a_loop_looks_numbers_up(name: str) -> None:
     plans = hooked.stitching.compilation.explain()
     assert "turns in one kernel" in plans or "each row asks for" in plans
     wanted = jax.tree.leaves(jax.jit(function)(*arguments))
-    for got, want in zip(hooked.run(jax.tree.leaves(arguments)), wanted, strict=True):
+    found = hooked.run(jax.tree.leaves(arguments), check=True)
+    for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got.reshape(want.shape), want, rtol=2e-5, atol=2e-5)
 
 

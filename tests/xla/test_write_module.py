@@ -47,8 +47,8 @@ def test_the_module_computes_what_xla_does(name: str) -> None:
     calls = [node for node in import_hlo(hlo) if is_kernel(node)]
     assert len(calls) == len(compilation.program.kernels)
     want = jax.tree.leaves(jax.jit(fn)(*arguments))
-    for _ in range(2):  # the words at which blocks meet carry over
-        got = run_module(hlo, arguments)
+    for check in (False, False, True):  # the words at which blocks meet carry over
+        got = run_module(hlo, arguments, check)
         for a, b in zip(got, want, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
