@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from astitch.emit_cuda import emit_cuda
@@ -200,7 +200,7 @@ def launch(module: HostModule, kernel: k.Kernel, made: Builder) -> None:
         np.testing.assert_array_equal(arrays[name], array, name)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=(Phase.reuse, Phase.generate))  # smaller: minutes
 @given(st.lists(draw_kernels(), min_size=KERNELS, max_size=KERNELS))
 def test_each_block_does_its_own_tasks(drawn: list[Drawn]) -> None:
     made = [Builder(one) for one in drawn]
