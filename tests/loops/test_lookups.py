@@ -1,4 +1,4 @@
-"""Loops whose body looks numbers up in tables of one dimension as its HLO is written: one kernel, right in each type."""
+"""Loops whose body looks numbers up in tables of one dimension, as its HLO is written: one kernel, in each type."""
 
 from __future__ import annotations
 
