@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
+from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.xla.hook import read_module, stitch_module
 from tests.hlo_runner import parse_hlo_text
 from tests.hook_evaluation import SMALL, Hooked
@@ -116,3 +119,19 @@ def test_a_table_that_is_another_state_of_the_next_turn(view: str) -> None:
 def test_a_table_that_elements_read_too() -> None:
     lines = gather("found", "table") + "  more = f32[64] add(found, table)\n"
     check(lines + "  next_sum = f32[64] subtract(more, sum)\n", "next_sum, table, other")
+
+
+def test_what_decides_the_cuts_knows_no_names() -> None:
+    lines = gather("found", "table") + gather("more", "other")
+    lines += "  both = f32[64] multiply(found, more)\n"
+    lines += "  next_sum = f32[64] subtract(both, sum)\n"
+    text = TURNS.format(places="s32", lines=lines, results="next_sum, table, other")
+    graph = import_hlo(parse_hlo_text(text))
+    (node,) = (node for node in graph if node.op == "while")
+    plan = LoopPlanner(SMALL).plan(graph, node)
+    assert isinstance(plan, LoopPlan)
+    steps = plan.shares[0].steps
+    assert len({*steps.lookups}) == 2
+    renamed = replace(steps, lookups=tuple(f"{name}.other" for name in steps.lookups))
+    assert renamed.shape == steps.shape
+    assert replace(steps, lookups=steps.lookups[:1] * 2).shape != steps.shape
