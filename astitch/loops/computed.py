@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astitch.graph.ir import Literal, Node, PadAttrs, SliceAttrs
+from astitch.graph.ir import DType, Literal, Node, PadAttrs, SliceAttrs
 from astitch.graph.ops import OPS, monoid_of
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import compute_type, render_call, render_number
@@ -45,7 +45,11 @@ class Computed:
     def render_lookup(self, lookup: Lookup, place: Part) -> str:
         """A number of a table.  Places beyond it are its nearest ones, as HLO says."""
         dtype, last = self.body[lookup.table].dtype, self.body[lookup.table].array.size - 1
-        index = f"min(max({self.text.render(place)}, 0), {last})"
+        # C++ computes integers below 32 bits as int, and min and max take two of one type.
+        given = self.body[lookup.places].dtype
+        number = given if given.bytes >= DType.S32.bytes else DType.S32
+        bounds = [render_number(Literal.of(np.asarray(n, number.numpy))) for n in (0, last)]
+        index = f"min(max({self.text.render(place)}, {bounds[0]}), {bounds[1]})"
         return f"load_as<{compute_type(dtype)}>({self.text.find_table(lookup.table)}[{index}])"
 
     def render_shift(self, node: Node, operands: Sequence[Part]) -> str:

@@ -459,11 +459,16 @@ SECTOR, BESIDE = 32, 12
 components of a vector, lie side by side."""
 
 
+def table_bytes(loop: Loop, steps: Steps) -> int:
+    """Of the tables that a turn reads, together."""
+    return sum(loop.body[table].array.bytes for table in {*steps.lookups})
+
+
 def _lookup_us(loop: Loop, axes: Axes, steps: Steps, gpu: Gpu, waves: int) -> tuple[float, float]:
     """Microseconds that a turn's lookups wait for each other, and that memory takes for them."""
     if not steps.lookups:
         return 0.0, 0.0
-    size = sum(loop.body[table].array.bytes for table in {*steps.lookups})
+    size = table_bytes(loop, steps)
     if size <= NEAR_BYTES:
         return steps.waits * NEAR_NS / 1e3, 0.0
     far = size > gpu.l2_bytes // 2

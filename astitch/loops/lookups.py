@@ -25,6 +25,9 @@ class Lookup:
 LOOKED_UP = GatherAttrs((), (0,), (0,), 0, (1,))
 """What a lookup says of an array of one dimension, but for the rank of its places."""
 
+MOST_LISTED = 2**31 - 1
+"""Elements of a table: integers of 32 bits are its places."""
+
 
 def read_lookup(body: Graph, node: Node) -> Lookup | None:
     """A gather of single numbers from an array of one dimension, as spell_out writes it; None: another op."""
@@ -35,7 +38,9 @@ def read_lookup(body: Graph, node: Node) -> Lookup | None:
     if attrs.offset_dims or attrs.index_vector_dim != body[places].array.rank:
         return None
     table = find_table(body, source)
-    return None if table is None else Lookup(node.name, table, places)
+    if table is None or body[table].array.size > MOST_LISTED:
+        return None
+    return Lookup(node.name, table, places)
 
 
 def find_table(body: Graph, name: str) -> str | None:
@@ -59,13 +64,20 @@ def find_lookups(body: Graph, live: Collection[str]) -> Mapping[str, Lookup]:
 def list_tables(
     body: Graph, live: Collection[str], lookups: Mapping[str, Lookup]
 ) -> frozenset[str]:
-    """The values that only lookups read: tables, and the same in other shapes."""
+    """The values that only lookups read: tables, and the same in other shapes.  What the next turn gets as another
+    state is none: threads write it."""
+    states = zip(body.parameters, body.outputs, strict=True)
+    written = {output for parameter, output in states if output != parameter}
     tables: set[str] = set()
     for node in reversed(list(body)):
         users = [user for user in body.users[node.name] if user in live]
         looked_up = [user in lookups and body[user].operands[0] == node.name for user in users]
         reshaped = [user in tables for user in users]
-        alone = users and all(a or b for a, b in zip(looked_up, reshaped, strict=True))
+        alone = (
+            users
+            and node.name not in written
+            and all(a or b for a, b in zip(looked_up, reshaped, strict=True))
+        )
         if alone and node.name in live and find_table(body, node.name) is not None:
             tables.add(node.name)
     return frozenset(tables)

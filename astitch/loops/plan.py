@@ -39,6 +39,7 @@ from astitch.loops.cuts import (
     list_cuts,
     once_us,
     project_xla,
+    table_bytes,
     try_cut,
 )
 from astitch.loops.emit_turns import TurnsPlan
@@ -375,7 +376,8 @@ class LoopPlanner:
 
         The cuts that were best are known by what decides them: the loops of a model's layers are alike.
         """
-        key = (loop.trips, axes.rows, axes.units, axes.small, steps.shape, gpu, beside)
+        tables = table_bytes(loop, steps)
+        key = (loop.trips, axes.rows, axes.units, axes.small, steps.shape, tables, gpu, beside)
         cuts = self._cuts.get(key)
         found: dict[int, Share] = {}
         for cut in list_cuts(axes, gpu) if cuts is None else cuts:

@@ -192,9 +192,14 @@ def _skip_nots(graph: Graph, node: Node, holds: bool) -> tuple[bool, Node]:
 
 def _find_in_body(condition: Graph, body: Graph, asked: str) -> str | None:
     """The value of a body with the formula that a value of the condition has."""
-    wanted, type_ = _cut_out(condition, asked), condition[asked].type
-    alike = (node.name for node in body if node.type == type_)
+    wanted, last = _cut_out(condition, asked), _describe(condition[asked])
+    alike = (node.name for node in body if _describe(node) == last)
     return next((name for name in alike if _cut_out(body, name) == wanted), None)
+
+
+def _describe(node: Node) -> tuple[object, ...]:
+    """An op without its operands."""
+    return node.op, node.type, node.attrs
 
 
 def _cut_out(region: Graph, name: str) -> Graph:

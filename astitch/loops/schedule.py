@@ -105,7 +105,7 @@ class Steps:
     loaded, stacked: parts that a pair reads at all, and in each turn; small_loaded: the same of small columns.
     products: by whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
     ops and sums that are computed before its products.  stages: how many products follow each other.  heavy: special
-    functions of a pair.  lookups: those of a pair.  waits: how many of them follow each other.
+    functions of a pair.  lookups: the table of each lookup of a pair.  waits: how many of them follow each other.
     """
 
     reads: tuple[Read, ...]
@@ -140,7 +140,7 @@ class Steps:
         """What decides how the steps are cut: everything but names."""
         return (
             (self.loaded, self.stacked, self.small_loaded, self.heavy),
-            (self.lookups, self.waits),
+            (tuple(map(self.lookups.index, self.lookups)), self.waits),
             tuple((m.stage, m.carried, len(m.parts)) for m in self.moved),
             tuple((m.stage, m.left, m.parts) for m in self.products),
             tuple((m.stage, m.product.form, len(m.own), m.parts) for m in self.crossings),

@@ -123,7 +123,8 @@ class ShareText:
         node = self.body[name]
         if not isinstance(node.attrs, ConstantAttrs):
             return self.operand(self.body.parameters.index(name))
-        array = f"table_{re.sub(r'[^0-9A-Za-z]', '_', name)}"
+        # The number keeps names apart that differ in other signs than these.
+        array = f"table_{re.sub(r'[^0-9A-Za-z]', '_', name)}_{self.body.order[name]}"
         self.listed[array] = node.attrs.value
         return array
 
