@@ -449,10 +449,10 @@ def once_us(loop: Loop, steps: Steps, used: Sequence[int], gpu: Gpu) -> float:
 
 
 NEAR_BYTES = 128 << 10
-"""Of tables that an SM's own cache keeps."""
+"""Of tables that an SM's own cache keeps, by estimate."""
 
 NEAR_NS = 25
-"""The latency of that cache."""
+"""The latency of that cache, by estimate."""
 
 SECTOR, BESIDE = 32, 12
 """Bytes that are read of others for a number, and, by estimate, for one more of the same table: corners of a cell, and

@@ -83,7 +83,9 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
     pointers = [
         Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", apart[i]) for i in operands
     ]
-    tables = {name: value for emitter in emitters for name, value in emitter.text.listed.items()}
+    tables = {
+        name: value for emitter in emitters for name, value in emitter.text.constant_tables.items()
+    }
     pointers += [Pointer(f"const {STORAGE[v.dtype]}", name, True) for name, v in tables.items()]
     pointers += [Pointer(STORAGE[types[i].dtype], f"result_{i}", apart[i]) for i in plan.used]
     barrier_words = k.FIRST_TAGGED_WORD + 2 * words if words else 0

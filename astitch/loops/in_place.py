@@ -18,7 +18,7 @@ def find_in_place(loop: Loop, shares: Sequence[Share]) -> Iterator[tuple[int, in
     """
     share, *others = shares
     axes = share.axes
-    if others or loop.trips != 1 or axes.units != 1:
+    if others or loop.trips != 1 or axes.units != 1 or share.steps.lookups:
         return
     reads = {read.state: read.name for read in share.steps.reads if not read.small}
     readers = Counter(loop.node.operands[read.state] for read in share.steps.reads)

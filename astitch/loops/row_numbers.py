@@ -1,4 +1,4 @@
-"""The numbers of a row, while a body is written anew in which each is a value of its own (see spell_out.py)."""
+"""The numbers of a row, each of which becomes a value of its own in a new body (see spell_out.py)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS
 from astitch.loops.analysis import Carried, Loop, Place, Stack
 from astitch.loops.lookups import find_table
-from astitch.loops.row_dimensions import (
-    NotSpelled,
-    counts_up,
-)
+from astitch.loops.row_dimensions import NotSpelled, counts_up
 
 MOST_NUMBERS = 64
 """Numbers that a row of one value may have in a loop that turns once."""

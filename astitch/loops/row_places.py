@@ -1,6 +1,6 @@
-"""Numbers that a row looks up at places which it computes: among few of its own by selects, in an array by a read.
+"""A row looks numbers up at places that it computes: among few by selects, in an array by a read.
 
-The part of spell_out.py that reads gathers and windows.
+The part of spell_out.py that writes gathers and windows.
 """
 
 from __future__ import annotations

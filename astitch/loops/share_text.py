@@ -44,7 +44,7 @@ class ShareText:
 
     operands: names of the states that it reads, as found so far.  results: names of those that it writes.  stage_of:
     by part, the stage that computes it.  handed: parts that the next turn gets.  locals: parts that only their own
-    stage uses, so that they need no array.  listed: constants that are looked up, by the names of their arrays.
+    stage uses, so that they need no array.  constant_tables: those that are looked up, by the names of their arrays.
     """
 
     def __init__(self, loop: Loop, share: Share) -> None:
@@ -58,7 +58,7 @@ class ShareText:
         self.taken: set[str] = set()
         self.lines: list[str] = []
         self.operands: dict[int, str] = {}
-        self.listed: dict[str, Literal] = {}
+        self.constant_tables: dict[str, Literal] = {}
         self.results = {state: f"result_{state}" for state in share.used}
         self.stage_of = {p: s for s, parts in enumerate(self.steps.computed) for p in parts}
         for multiply in (*self.steps.products, *self.steps.crossings):
@@ -125,7 +125,7 @@ class ShareText:
             return self.operand(self.body.parameters.index(name))
         # The number keeps names apart that differ in other signs than these.
         array = f"table_{re.sub(r'[^0-9A-Za-z]', '_', name)}_{self.body.order[name]}"
-        self.listed[array] = node.attrs.value
+        self.constant_tables[array] = node.attrs.value
         return array
 
     def is_local(self, part: Part) -> bool:

@@ -32,16 +32,14 @@ turn reads it at shifted places, a plan of all turns takes long to make."""
 
 
 def unroll_searches(
-    graph: Graph, is_kernel: Callable[[Graph, Node], bool], log: Log | None = None
+    graph: Graph, stays: Callable[[Graph, Node], bool], log: Log | None = None
 ) -> Graph:
-    """The same function.  is_kernel: whether a loop is one kernel as it stands; such loops stay."""
+    """The same function.  stays: is a loop one kernel as it stands, which gains nothing where it is written out?"""
     heard: Log = log or (lambda rule, node: None)
     turns = {
         node.name: found
         for node in graph
-        if OPS[node.op].is_loop
-        and (found := _count_short(graph, node))
-        and not is_kernel(graph, node)
+        if OPS[node.op].is_loop and (found := _count_short(graph, node)) and not stays(graph, node)
     }
     return _unroll(graph, turns, heard) if turns else graph
 

@@ -28,7 +28,7 @@ MOST_OF_PROLOGUE = 8
 """Element-wise ops that XLA computes with a product that reads them, about."""
 
 
-SHORT = 8
+MOST_OF_SHORT_SUM = 8
 """Elements of a sum that XLA's fusions compute for each reader, about."""
 
 
@@ -222,7 +222,7 @@ def _is_short(graph: Graph, node: Node) -> bool:
     """Does a reduction take few elements each?"""
     if OPS[node.op].kind is not Kind.REDUCE or isinstance(node.type, TupleType):
         return False
-    return array_of(graph[node.operands[0]]).size <= SHORT * node.array.size
+    return array_of(graph[node.operands[0]]).size <= MOST_OF_SHORT_SUM * node.array.size
 
 
 def _is_prologue(graph: Graph, factor: str) -> bool:
