@@ -44,6 +44,8 @@ class Computed:
 
     def render_lookup(self, lookup: Lookup, place: Part) -> str:
         """A number of a table.  Places beyond it are its nearest ones, as HLO says."""
+        if (same := self.text.find_same(lookup.table)) is not None:
+            return render_number(same)
         dtype, last = self.body[lookup.table].dtype, self.body[lookup.table].array.size - 1
         # C++ computes integers below 32 bits as int, and min and max take two of one type.
         given = self.body[lookup.places].dtype

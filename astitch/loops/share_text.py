@@ -118,6 +118,11 @@ class ShareText:
         """The parameter from which a state is read, counted as read."""
         return self.operands.setdefault(state, f"state_{state}")
 
+    def find_same(self, table: str) -> Literal | None:
+        """The number that all elements of a table are, where the loop starts with it."""
+        parameters = self.body.parameters
+        return self.loop.starts.get(parameters.index(table)) if table in parameters else None
+
     def find_table(self, name: str) -> str:
         """The parameter in which a table lies, counted as read."""
         node = self.body[name]

@@ -11,6 +11,7 @@ from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.xla.hook import read_module, stitch_module
+from tests.emulated_xla import kernels_of
 from tests.hlo_runner import parse_hlo_text
 from tests.hook_evaluation import SMALL, Hooked
 from tests.snapshots import stand_in_compiler
@@ -51,7 +52,9 @@ ENTRY main {{
   table = f32[64] parameter(2)
   other = f32[64] parameter(3)
   zero = s32[] constant(0)
-  start = (s32[], {places}[64], f32[64], f32[64], f32[64]) tuple(zero, place, sum, table, other)
+  quarter = f32[] constant(0.25)
+  quarters = f32[64] broadcast(quarter), dimensions={{}}
+  start = (s32[], {places}[64], f32[64], f32[64], f32[64]) tuple(zero, place, sum, {table}, other)
   ROOT end = (s32[], {places}[64], f32[64], f32[64], f32[64]) while(start), condition=condition, body=body
 }}
 """
@@ -63,11 +66,13 @@ def gather(name: str, table: str, places: str = "place") -> str:
     return f"  {name} = f32[64] gather({table}, {places}), {attrs}, slice_sizes={{1}}\n"
 
 
-def check(lines: str, results: str, places: np.ndarray | None = None) -> Hooked:
-    """The stitched module computes what the reference does, and has no while."""
+def check(
+    lines: str, results: str, places: np.ndarray | None = None, table: str = "table"
+) -> Hooked:
+    """The stitched module computes what the reference does, and has no while.  table: what is looked up in."""
     place = RNG.integers(-20, 90, LENGTH).astype(np.int32) if places is None else places
     type_ = f"{'u' if place.dtype.kind == 'u' else 's'}{8 * place.itemsize}"
-    data = parse_hlo_text(TURNS.format(places=type_, lines=lines, results=results))
+    data = parse_hlo_text(TURNS.format(places=type_, lines=lines, results=results, table=table))
     arguments = [place, *RNG.standard_normal((3, LENGTH)).astype(np.float32)]
     with stand_in_compiler():
         hooked = Hooked(data, stitch_module(read_module(data), SMALL))
@@ -125,7 +130,7 @@ def test_what_decides_the_cuts_knows_no_names() -> None:
     lines = gather("found", "table") + gather("more", "other")
     lines += "  both = f32[64] multiply(found, more)\n"
     lines += "  next_sum = f32[64] subtract(both, sum)\n"
-    text = TURNS.format(places="s32", lines=lines, results="next_sum, table, other")
+    text = TURNS.format(places="s32", lines=lines, results="next_sum, table, other", table="table")
     graph = import_hlo(parse_hlo_text(text))
     (node,) = (node for node in graph if node.op == "while")
     plan = LoopPlanner(SMALL).plan(graph, node)
@@ -135,3 +140,11 @@ def test_what_decides_the_cuts_knows_no_names() -> None:
     renamed = replace(steps, lookups=tuple(f"{name}.other" for name in steps.lookups))
     assert renamed.shape == steps.shape
     assert replace(steps, lookups=steps.lookups[:1] * 2).shape != steps.shape
+
+
+def test_a_table_of_one_number() -> None:
+    """It is a number in the kernel, as a state that starts so, and no array is written for it."""
+    lines = gather("found", "table") + "  next_sum = f32[64] subtract(found, sum)\n"
+    hooked = check(lines, "next_sum, table, other", table="quarters")
+    (loop,) = [call for call in kernels_of(hooked.graph) if len(call.operands) > 1]
+    assert len(loop.operands) == 2  # the places and the sum
