@@ -38,6 +38,7 @@ from astitch.loops.update_stacks import update_stacks
 from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.clamped_masks import ask_clamped
 from astitch.rewrite.convolution_layouts import arrange_convolutions
+from astitch.rewrite.equal_segments import reduce_equal_segments
 from astitch.rewrite.expand import expand
 from astitch.rewrite.few_rows import reduce_few_rows
 from astitch.rewrite.fold_scales import fold_scales
@@ -516,6 +517,7 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.in_xla and job.target.loops is not None,
     ),
     _rewrite("expand", _expand),
+    _rewrite("reduce_equal_segments", lambda graph, job: reduce_equal_segments(graph)),
     _rewrite("take_largest", lambda graph, job: take_largest(graph)),
     _rewrite("sort_rows", lambda graph, job: sort_rows(graph)),
     _rewrite("reduce_few_rows", _reduce_few_rows),

@@ -62,12 +62,12 @@ def _find_word(node: Node, draft: Draft, *, in_order: bool) -> DType | None:
     count = updates.size // row
     if count < least * (node.array.size // row) or count > MOST_UPDATES:
         return None
-    word = _WORDS.get(node.dtype)
+    word = WORDS.get(node.dtype)
     op = monoid_of(node.regions[0])
     return word if word and op and neutral_element(op, word) is not None else None
 
 
-_WORDS: Mapping[DType, DType] = {
+WORDS: Mapping[DType, DType] = {
     DType.F16: DType.F32,
     DType.BF16: DType.F32,
     DType.F32: DType.F32,
@@ -78,7 +78,7 @@ _WORDS: Mapping[DType, DType] = {
     DType.U16: DType.U32,
     DType.U32: DType.U32,
 }
-"""By element type, the type of half of a word of the scan."""
+"""By element type, the type of half of a word of the scan, in which updates are combined."""
 
 
 class _Sorted(SortedRows):
