@@ -24,7 +24,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.reference import run_graph
-from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.draft import Draft, Log, read_splat
 from astitch.rewrite.draft_ops import DraftOps, Region
 from astitch.rewrite.scatter_rows import ScatteredRows, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
@@ -35,6 +35,9 @@ MOST_OPS = 24
 
 MOST_INDICES = 1 << 24
 """Of a scatter or gather: 40 ms to compute them."""
+
+LEAST_WRITTEN = 0.5
+"""The share of rows that a scatter to given ones combines with.  Else XLA writes these alone where they lie."""
 
 _FOLLOWS = frozenset({Kind.SOURCE, Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX})
 
@@ -69,7 +72,11 @@ def _find_length(node: Node, draft: Draft) -> int | None:
         return None
     flat = places.reshape(-1)
     named = int(flat[-1]) + 1
-    if not 0 < named <= draft[node.operands[0]].shape[0] or flat.size % named:
+    rows = draft[node.operands[0]].shape[0]
+    if not 0 < named <= rows or flat.size % named:
+        return None
+    in_place = isinstance(attrs, ScatterAttrs) and read_splat(draft, node.operands[0]) is None
+    if in_place and named < LEAST_WRITTEN * rows:
         return None
     length = flat.size // named
     return length if np.array_equal(flat, np.arange(flat.size) // length) else None

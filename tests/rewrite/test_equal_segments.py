@@ -12,6 +12,8 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.hlo_import import import_hlo
+from astitch.rewrite.equal_segments import reduce_equal_segments
+from astitch.rewrite.expand import expand
 from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
@@ -110,6 +112,18 @@ def test_segments_of_one_length(name: str) -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_other_places(name: str) -> None:
     check(*OTHER[name])
+
+
+def test_a_few_rows_of_many_are_written_where_they_lie() -> None:
+    table = np.zeros((1000, WIDTH), np.float32)
+
+    def add(table: jax.Array, x: jax.Array) -> jax.Array:
+        return table.at[jnp.arange(len(x))].add(x)
+
+    graph = import_hlo(lower(add, table, X))
+    log: list[str] = []
+    reduce_equal_segments(expand(graph), lambda rule, name: log.append(rule))
+    assert "reduce_equal_segments" not in log
 
 
 def test_no_updates() -> None:
