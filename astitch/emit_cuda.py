@@ -139,8 +139,7 @@ class _Printer:
                 yield from fold.render_turns(group, kinds, parted=parted)
 
     def shared_text(self, section: k.Section) -> Iterator[str]:
-        """A section for any first task and any number of tasks, between braces."""
-        # It stands for sections of other blocks, so that nothing is known of who comes by.
+        """A section for any first task, any number of tasks and any blocks that come by, between braces."""
         self.folds, self.entered, self.blocks = True, fold.takes_one(section), None
         try:
             yield f"{{  // {comment(section.title)}"
@@ -218,7 +217,6 @@ class _Printer:
         else:
             yield from self.inner(section.body)
         yield "}"
-        self.blocks = None
 
     def threads(self, section: k.Section) -> Iterator[str]:
         """Where a thread stands in the block."""
