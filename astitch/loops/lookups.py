@@ -25,8 +25,8 @@ class Lookup:
 LOOKED_UP = GatherAttrs((), (0,), (0,), 0, (1,))
 """What a lookup says of an array of one dimension, but for the rank of its places."""
 
-MOST_LISTED = 2**31 - 1
-"""Elements of a table: integers of 32 bits are its places."""
+MOST_IN_TABLE = 2**31 - 1
+"""Elements of a table: integers of 32 bits say where in it."""
 
 
 def read_lookup(body: Graph, node: Node) -> Lookup | None:
@@ -38,7 +38,7 @@ def read_lookup(body: Graph, node: Node) -> Lookup | None:
     if attrs.offset_dims or attrs.index_vector_dim != body[places].array.rank:
         return None
     table = find_table(body, source)
-    if table is None or body[table].array.size > MOST_LISTED:
+    if table is None or body[table].array.size > MOST_IN_TABLE:
         return None
     return Lookup(node.name, table, places)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ MOST_MET = 256
 estimate XLA's turn is slower all the same: it takes many launches."""
 
 MOST_WRITTEN = 40000
-"""The same before equal ones are merged and known ones computed."""
+"""Ops of a body before equal ones are merged and known ones computed; spell_out.py limits what is left."""
 
 
 def change_each(numbers: np.ndarray, change: Callable[[str], object]) -> np.ndarray:
@@ -44,11 +45,12 @@ def change_each(numbers: np.ndarray, change: Callable[[str], object]) -> np.ndar
     return made
 
 
-class Numbers:
+class Numbers(ABC):
     """The numbers of a body's values, while a body is written anew.
 
     rows: by value, its dimensions of rows.  values: by value, the names of its numbers: an array of its shape, in
-    which the dimensions of rows have one element.  A number is an array of the rows, or a scalar.
+    which the dimensions of rows have one element.  A number is an array of the rows, or a scalar.  results: the same of
+    tuples.  tables: by what is looked up in, its name in one dimension.  layouts: of each state, see lay_out.
     """
 
     def __init__(
@@ -247,9 +249,9 @@ class Numbers:
             self.body, name
         ) is not None
 
+    @abstractmethod
     def write(self, node: Node) -> np.ndarray | list[np.ndarray]:
-        """The numbers of a value, of several for a tuple."""
-        raise NotImplementedError
+        """The numbers of a value, of several for a tuple.  Raises NotSpelled."""
 
     def find_repeated(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """The numbers of a value that has these rows, or none."""

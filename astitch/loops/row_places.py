@@ -22,7 +22,7 @@ from astitch.graph.ir import (
     Node,
 )
 from astitch.graph.matmul import free_dimensions
-from astitch.loops.lookups import LOOKED_UP, MOST_LISTED, find_table
+from astitch.loops.lookups import LOOKED_UP, MOST_IN_TABLE, find_table
 from astitch.loops.row_numbers import Numbers, change_each
 
 LEAST_LOOKED_UP = 9
@@ -56,7 +56,7 @@ class Places(Numbers):
         return (
             self.loop.trips > 1
             and options >= LEAST_LOOKED_UP
-            and self.body[source].array.size <= MOST_LISTED
+            and self.body[source].array.size <= MOST_IN_TABLE
             and find_table(self.body, source) is not None
         )
 

@@ -128,8 +128,7 @@ class ShareText:
         node = self.body[name]
         if not isinstance(node.attrs, ConstantAttrs):
             return self.operand(self.body.parameters.index(name))
-        # The number keeps names apart that differ in other signs than these.
-        array = f"table_{re.sub(r'[^0-9A-Za-z]', '_', name)}_{self.body.order[name]}"
+        array = f"table_{self.body.order[name]}"  # in each share of the loop
         self.constant_tables[array] = node.attrs.value
         return array
 

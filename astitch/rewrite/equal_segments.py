@@ -7,25 +7,22 @@ and adds with atomics.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from astitch.graph.ir import (
-    ConstantAttrs,
-    DimensionsAttrs,
     DType,
     GatherAttrs,
     Graph,
-    Literal,
     Node,
     ScatterAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.reference import run_graph
 from astitch.rewrite.draft import Draft, Log, read_splat
-from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.draft_ops import DraftOps
 from astitch.rewrite.scatter_rows import ScatteredRows, scatters_rows
 from astitch.rewrite.simplify import rewrite_graph
 from astitch.rewrite.sorted_scatters import WORDS
@@ -33,8 +30,8 @@ from astitch.rewrite.sorted_scatters import WORDS
 MOST_OPS = 24
 """Ops by which indices follow from their place."""
 
-MOST_INDICES = 1 << 24
-"""Of a scatter or gather: 40 ms to compute them."""
+MOST_INDICES = 1 << 22
+"""Of a scatter or gather.  A division of so many takes 0.1 to 0.3 s on one core."""
 
 LEAST_WRITTEN = 0.5
 """The share of rows that a scatter to given ones combines with.  Else XLA writes these alone where they lie."""
@@ -48,42 +45,62 @@ def reduce_equal_segments(graph: Graph, log: Log | None = None) -> Graph:
     if not any(isinstance(node.attrs, ScatterAttrs | GatherAttrs) for node in graph):
         return graph
 
+    known: dict[str, _Segments | None] = {}  # by the indices: several ops read the same
+
     def change(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        length = _find_length(node, draft)
-        if length is None:
+        attrs = node.attrs
+        if not isinstance(attrs, ScatterAttrs | GatherAttrs):
+            return None
+        is_gather = isinstance(attrs, GatherAttrs)
+        if not (_reads_rows if is_gather else _combines_rows)(node, draft):
+            return None
+        indices = node.operands[1]
+        if indices not in known:
+            known[indices] = _find_segments(draft, indices)
+        segments = known[indices]
+        if segments is None or not _fits(node, draft, segments):
             return None
         heard("reduce_equal_segments", node.name)
-        if isinstance(node.attrs, GatherAttrs):
-            return _repeat_rows(node, draft, length)
-        return _Segments([node], draft).put(length)
+        if is_gather:
+            return _repeat_rows(node, draft, segments)
+        return _Combined([node], draft).put(segments)
 
     return rewrite_graph(graph, heard, change)
 
 
-def _find_length(node: Node, draft: Draft) -> int | None:
-    """How many updates each row has, or how often it is repeated: the rows in order, from the first on."""
-    attrs = node.attrs
-    if isinstance(attrs, ScatterAttrs):
-        known = _combines_rows(node, attrs, draft)
-    else:
-        known = isinstance(attrs, GatherAttrs) and _reads_rows(node, attrs, draft)
-    places = _compute(draft, node.operands[1]) if known else None
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """Indices 0, 0, ... 1, 1, ...: the first `rows`, each `length` times."""
+
+    rows: int
+    length: int
+
+
+def _find_segments(draft: Draft, indices: str) -> _Segments | None:
+    """None: the indices are others, or it is not known what they are."""
+    places = _compute(draft, indices)
     if places is None or not places.size:
         return None
     flat = places.reshape(-1)
-    named = int(flat[-1]) + 1
-    rows = draft[node.operands[0]].shape[0]
-    if not 0 < named <= rows or flat.size % named:
+    rows = int(flat[-1]) + 1
+    if not 0 < rows <= flat.size or flat.size % rows:
         return None
-    in_place = isinstance(attrs, ScatterAttrs) and read_splat(draft, node.operands[0]) is None
-    if in_place and named < LEAST_WRITTEN * rows:
-        return None
-    length = flat.size // named
-    return length if np.array_equal(flat, np.arange(flat.size) // length) else None
+    length = flat.size // rows
+    return _Segments(rows, length) if np.array_equal(flat, np.arange(flat.size) // length) else None
 
 
-def _combines_rows(node: Node, attrs: ScatterAttrs, draft: Draft) -> bool:
+def _fits(node: Node, draft: Draft, segments: _Segments) -> bool:
+    """Has the array all rows that are named, and is it worth while to write it anew?"""
+    target = node.operands[0]
+    rows = draft[target].shape[0]
+    in_place = isinstance(node.attrs, ScatterAttrs) and read_splat(draft, target) is None
+    return (LEAST_WRITTEN * rows if in_place else 0) <= segments.rows <= rows
+
+
+def _combines_rows(node: Node, draft: Draft) -> bool:
     """Does a scatter combine whole rows, each with one index?"""
+    attrs = node.attrs
+    assert isinstance(attrs, ScatterAttrs)
     if len(node.operands) != 3 or attrs.scatter_dims_to_operand_dims != (0,):
         return False
     x, _, updates = (draft[o].array for o in node.operands)
@@ -92,8 +109,10 @@ def _combines_rows(node: Node, attrs: ScatterAttrs, draft: Draft) -> bool:
     return combines and not attrs.input_batching_dims and scatters_rows(node, x, updates)
 
 
-def _reads_rows(node: Node, attrs: GatherAttrs, draft: Draft) -> bool:
+def _reads_rows(node: Node, draft: Draft) -> bool:
     """Does a gather read whole rows, each with one index?"""
+    attrs = node.attrs
+    assert isinstance(attrs, GatherAttrs)
     shape, places = (draft[o].shape for o in node.operands)
     rank = len(places) - (attrs.index_vector_dim < len(places))
     return (
@@ -115,9 +134,8 @@ def _compute(draft: Draft, name: str) -> np.ndarray | None:
     pending = [name]
     while pending:
         node = draft[pending[-1]]
-        row = OPS[node.op]
-        follows = row.kind in _FOLLOWS and not node.is_parameter and not node.regions
-        if not follows or (not row.keeps_order and node.array.size > MOST_INDICES):
+        follows = OPS[node.op].kind in _FOLLOWS and not node.is_parameter and not node.regions
+        if not follows or node.array.size > MOST_INDICES:
             return None
         if left := [o for o in node.operands if o not in nodes and o not in pending]:
             pending += left
@@ -129,38 +147,31 @@ def _compute(draft: Draft, name: str) -> np.ndarray | None:
     return made
 
 
-def _repeat_rows(node: Node, draft: Draft, length: int) -> str:
-    """Each of the first rows so often."""
+def _repeat_rows(node: Node, draft: Draft, segments: _Segments) -> str:
+    """The first rows, each so often."""
     ops, x = DraftOps(node, draft), draft[node.operands[0]]
     row = x.shape[1:]
-    named = node.array.size // (length * max(math.prod(row), 1))
-    first = ops.cut(x.name, (0,) * x.array.rank, (named, *row))
-    places = (0, *range(2, 2 + len(row)))
-    return ops.reshape(ops.broadcast(first, (named, length, *row), places), node.shape)
+    first = ops.cut(x.name, (0,) * x.array.rank, (segments.rows, *row))
+    shape, places = (segments.rows, segments.length, *row), (0, *range(2, 2 + len(row)))
+    return ops.reshape(ops.broadcast(first, shape, places), node.shape)
 
 
-class _Segments(ScatteredRows):
+class _Combined(ScatteredRows):
     """One scatter to segments of one length."""
 
-    def put(self, length: int) -> str:
+    def put(self, segments: _Segments) -> str:
         """The name of the result."""
         node = self.origin
         op, word = monoid_of(node.regions[0]), _word(node.dtype)
         assert op is not None and word is not None
         updates = self.convert(self.flatten_updates(node), word)
-        named = self.count // length
-        found = self.reshape(updates, (named, length, *self.row))
-        neutral = neutral_element(op, word)
-        assert neutral is not None
-        unit = self.add("constant", word, (), (), ConstantAttrs(Literal.of(np.asarray(neutral))))
-        region = Region(word)
-        combine = region.end("combine", region.op(op, word, ("a", "b")))
-        shape = (named, *self.row)
-        found = self.add("reduce", word, shape, (found, unit), DimensionsAttrs((1,)), (combine,))
+        terms = self.reshape(updates, (segments.rows, segments.length, *self.row))
+        found = self.combine(terms, op, self.neutral(op, word))
         x = self.convert(self.reshape(node.operands[0], (self.rows, *self.row)), word)
+        shape = (segments.rows, *self.row)
         zeros = (0,) * len(shape)
         found = self.both(op, self.cut(x, zeros, shape), found)
-        if named < self.rows:
-            rest = self.cut(x, (named, *zeros[1:]), (self.rows, *self.row))
+        if segments.rows < self.rows:
+            rest = self.cut(x, (segments.rows, *zeros[1:]), (self.rows, *self.row))
             found = self.concatenate([found, rest], 0)
         return self.reshape(self.convert(found, node.dtype), node.shape)

@@ -8,9 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astitch.graph.ir import ArrayType, DType, IotaAttrs, Node, ScatterAttrs
+from astitch.graph.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DimensionsAttrs,
+    DType,
+    IotaAttrs,
+    Literal,
+    Node,
+    ScatterAttrs,
+)
+from astitch.graph.ops import neutral_element
 from astitch.rewrite.draft import Draft
-from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.draft_ops import DraftOps, Region
 from astitch.rewrite.expand import add_column
 
 
@@ -109,3 +119,18 @@ class ScatteredRows(DraftOps):
         if order != tuple(range(len(shape))):
             updates = self.transpose(updates, order)
         return self.reshape(updates, (self.count_of(part), *self.row))
+
+    def neutral(self, op: str, dtype: DType) -> str:
+        """The number that changes nothing, of an op that has one."""
+        value = neutral_element(op, dtype)
+        assert value is not None
+        return self.add("constant", dtype, (), (), ConstantAttrs(Literal.of(np.asarray(value))))
+
+    def combine(self, terms: str, op: str, unit: str) -> str:
+        """[n, row ...]: terms [n, k, row ...] along the second dimension.  unit: the neutral number."""
+        array = self.draft[terms].array
+        region = Region(array.dtype)
+        combine = region.end("combine", region.op(op, array.dtype, ("a", "b")))
+        shape = (array.shape[0], *array.shape[2:])
+        attrs = DimensionsAttrs((1,))
+        return self.add("reduce", array.dtype, shape, (terms, unit), attrs, (combine,))

@@ -12,7 +12,6 @@ import numpy as np
 from astitch.graph.ir import (
     CompareAttrs,
     ConstantAttrs,
-    DimensionsAttrs,
     DType,
     GatherAttrs,
     Graph,
@@ -20,7 +19,6 @@ from astitch.graph.ir import (
     Literal,
     PadAttrs,
 )
-from astitch.graph.ops import neutral_element
 from astitch.graph.ops.windows import Running, running_window
 from astitch.rewrite.draft_ops import Region
 from astitch.rewrite.scatter_rows import ScatteredRows
@@ -70,9 +68,7 @@ class SortedRows(ScatteredRows):
         """
         dtype = self.draft[updates].dtype
         size = self._choose_piece()
-        neutral = neutral_element(op, dtype)
-        assert neutral is not None
-        unit = self.add("constant", dtype, (), (), ConstantAttrs(Literal.of(np.asarray(neutral))))
+        unit = self.neutral(op, dtype)
         rows = (self.rows,)
         numbers = self.add("iota", DType.S32, (self.rows + 1,), (), IotaAttrs(0))
         bounds = self.count_below(place, numbers)
@@ -115,11 +111,8 @@ class SortedRows(ScatteredRows):
         array = self.draft[terms].array
         if array.rank > 2:
             where = self.broadcast(where, array.shape, (0, 1))
-        region = Region(array.dtype)
-        combine = region.end("combine", region.op(op, array.dtype, ("a", "b")))
-        operands = (self.select(where, terms, self.spread(unit, array.shape)), unit)
-        shape = (array.shape[0], *array.shape[2:])
-        return self.add("reduce", array.dtype, shape, operands, DimensionsAttrs((1,)), (combine,))
+        terms = self.select(where, terms, self.spread(unit, array.shape))
+        return self.combine(terms, op, unit)
 
     def _continue(
         self, place: str, updates: str, op: str, unit: str, position: str | None, size: int

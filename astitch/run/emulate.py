@@ -522,11 +522,10 @@ def load_module(source: str, check: bool) -> HostModule:
     library = load_library(
         cache, file, lambda: build_module(source, compiler, flags), longest_s=LONGEST_WAIT_S
     )
-    kernels = {}
+    kernels, waiting = {}, {*WORDS.findall(source)}
     for bound, name in KERNEL.findall(source):
         description = KernelDescription.in_dll(library, f"astitch_kernel_{name}")
-        waits = name in WORDS.findall(source)
-        words = Words.in_dll(library, f"astitch_words_{name}") if waits else None
+        words = Words.in_dll(library, f"astitch_words_{name}") if name in waiting else None
         kernels[name] = HostKernel(
             name,
             ctypes.addressof(description),

@@ -557,7 +557,7 @@ def estimate_plain_peak(graph: Graph) -> int:
 
 
 def estimate_least_plain_peak(graph: Graph) -> int:
-    """The same, where XLA may compute sums of few elements for each reader, too."""
+    """The bytes of estimate_plain_peak, or fewer where XLA may compute sums of few elements for each reader."""
     regions = measure_regions(graph)
     ways = (
         list_plain_steps(

@@ -602,6 +602,7 @@ def test_scans_and_gradients_on_a_gpu(shape: tuple[int, ...], axis: int, dtype: 
         with astitch.enabled():
             got = jax.tree.leaves(jax.jit(derive(fn))(x, y))
         entry = astitch.report().programs[-1]
-        assert entry.kernels or entry.reason == MORE_MEMORY
+        may_stay = dtype is np.complex64 and derive is gradient
+        assert entry.kernels or (may_stay and entry.reason == MORE_MEMORY)
         for one, other in zip(got, want, strict=True):
             assert_near(one, other, 1e-4)
