@@ -498,7 +498,7 @@ def _compile(
             attention=settings.attention,
             stitch=settings.stitch,
             hand_out=assemble,
-            time_alone=timer,
+            time_both=timer,
             found=compiling.found,
         )
     trace_compilation(data, made.compilation)

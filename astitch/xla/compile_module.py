@@ -57,7 +57,7 @@ from astitch.xla.prepare_kernels import (
     prepare_loops,
     start_loops,
 )
-from astitch.xla.rivals import TimeAlone, find_outrun
+from astitch.xla.rivals import TimePairs, find_outrun
 from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
@@ -86,7 +86,7 @@ def compile_for_xla(
     attention: bool = False,
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
-    time_alone: TimeAlone | None = None,
+    time_both: TimePairs | None = None,
     directives: Directives | None = None,
     found: Found | None = None,
 ) -> tuple[Compilation, bytes]:
@@ -99,7 +99,7 @@ def compile_for_xla(
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts, from several threads.  It gets most kernels that XLA will load as
     soon as they are compiled, and all of them in the end.  It also gets some that XLA will not load.
-    time_alone: times parts of the program on its device.  Kernels far from the speed of light are compared with XLA's
+    time_both: times parts of the program on its device.  Kernels far from the speed of light are compared with XLA's
     version of their ops, and left to it where that is faster.  None: there is no such device.
     directives: what the owner of the program decides; None: as ASTITCH_STITCHES says.
     found: gets what planning finds, and has what it found when this graph was compiled before.
@@ -122,7 +122,7 @@ def compile_for_xla(
         LoopPlanner(gpu, faults, told) if with_loops else None,
         simplified,
         attention,
-        time_alone,
+        time_both,
         told,
         found or Found(),
     )
@@ -172,19 +172,19 @@ class _Job:
     planner: LoopPlanner | None
     simplified: bool
     attention: bool
-    time_alone: TimeAlone | None
+    time_both: TimePairs | None
     directives: Directives
     found: Found
     timed: dict[Structure, str] = field(default_factory=dict)
 
     def leave_outrun(self, compilation: Compilation, kernels: Kernels) -> Kernels:
         """The kernels without those that XLA's version of their ops outruns."""
-        if self.time_alone is None:
+        if self.time_both is None:
             return kernels
-        time_alone = self.time_alone
+        time_both = self.time_both
         nothing: dict[str, str] = {}
         outrun = self.faults.attempt(
-            lambda: find_outrun(compilation, kernels, time_alone, self.timed),
+            lambda: find_outrun(compilation, kernels, time_both, self.timed),
             lambda: nothing,
             stage="find_outrun",
             subject=compilation.program.name,

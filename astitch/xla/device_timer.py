@@ -1,4 +1,5 @@
-"""Module -> how long a call takes on a GPU of this process: compiled by XLA alone, with arguments made there.
+"""Two modules -> how long a call of each takes on a GPU of this process: compiled by XLA alone, with arguments made
+there, and timed in turns.
 
 Nothing is moved between host and device, so that no guard on transfers and no argument of the user's is touched.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +40,8 @@ from astitch.xla.rivals import Alone
 LIMIT_S = 10.0
 """Seconds after which nothing more is timed for a program."""
 
-CALLS, BATCHES, MOST_IN_FLIGHT = 12, 5, 30
-"""Calls in a batch, batches that are timed, and what JAX issues before it waits for the first to end."""
+CALLS, BATCHES, MOST_IN_FLIGHT = 12, 7, 30
+"""Calls in a batch, batches of each module, and what JAX issues before it waits for the first to end."""
 
 HOST_SHARE = 0.7
 """If issuing a batch takes this part of its time, the device may have waited for the host."""
@@ -65,26 +65,28 @@ class DeviceTimer:
     spent_s: float = field(default=0.0, init=False)
     _busy: tuple[Callable[[], Any], float] | None = field(default=None, init=False)
 
-    def __call__(self, calls: Sequence[Alone]) -> list[float | None]:
-        """us of each call; None where the time is spent, or it cannot be run.  All are compiled at once.
+    def __call__(self, pairs: Sequence[tuple[Alone, Alone]]) -> list[list[tuple[float, float]]]:
+        """Batches of each pair: us of a call of the first module and of the second.  Empty where the time is spent, or
+        one of the two cannot be run.  All are compiled at once.
 
         Raises nothing but interrupts: what goes wrong here only leaves a kernel as it is.
         """
         start = time.perf_counter()
-        before_s, times = self.spent_s, list[float | None]()
+        before_s, times = self.spent_s, list[list[tuple[float, float]]]()
         pool = ThreadPoolExecutor(count_threads(), "astitch-rivals")
         try:
-            started = [pool.submit(self._compile, call) for call in calls]
-            for call, compiled in zip(calls, started, strict=True):
+            started = [[pool.submit(self._compile, alone) for alone in pair] for pair in pairs]
+            for pair, compiled in zip(pairs, started, strict=True):
                 self.spent_s = before_s + time.perf_counter() - start
-                if self.spent_s > LIMIT_S:
-                    times.append(None)
+                if self.spent_s > LIMIT_S or not self._has_room(pair):
+                    times.append([])
                     continue
                 try:
-                    times.append(self._time(call, *compiled.result()))
+                    first, second = (self._call(*each.result()) for each in compiled)
+                    times.append(self.time_both(first, second))
                 except Exception as error:
                     pass_interrupt(error)
-                    times.append(None)
+                    times.append([])
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         self.spent_s = before_s + time.perf_counter() - start
@@ -95,27 +97,39 @@ class DeviceTimer:
         made = compile_module(write_arguments(call.parameters), self.device, {})
         return made, compile_module(call.hlo, self.device, {})
 
-    def _time(self, call: Alone, make_arguments: Any, executable: Any) -> float | None:
+    def _has_room(self, pair: Sequence[Alone]) -> bool:
         stats = self.device.memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-        needed = sum(type_.bytes for type_ in (*call.parameters, *call.results))
-        if stats and needed > MEMORY_SHARE * free:
-            return None
-        arguments = wait(make_arguments.execute_sharded([]))
-        us = self.time_calls(lambda: executable.execute_sharded(arguments))
-        return us if us > 0 else None  # less than what a busy device differs by
+        needed = sum(type_.bytes for alone in pair for type_ in alone.parameters + alone.results)
+        return not stats or needed <= MEMORY_SHARE * free
 
-    def time_calls(self, call: Callable[[], Any]) -> float:
-        """us of a call on the device, one behind the other; may be below 0."""
-        wait(call())
-        issued_s, all_s = min((run([call] * CALLS) for _ in range(BATCHES)), key=lambda t: t[1])
+    def _call(self, make_arguments: Any, executable: Any) -> Callable[[], Any]:
+        arguments = wait(make_arguments.execute_sharded([]))
+        return lambda: executable.execute_sharded(arguments)
+
+    def time_both(
+        self, first: Callable[[], Any], second: Callable[[], Any]
+    ) -> list[tuple[float, float]]:
+        """us of a call of each on the device, a pair for each batch.  Empty: less than a busy device differs by.
+
+        In turns, since the clocks of a device that was idle rise, and since other processes may use it too.
+        """
+        for call in (first, second):
+            wait(call())
+        before_first, before_second = self._keep_busy(first), self._keep_busy(second)
+        batches = [
+            (_time_batch(first, before_first), _time_batch(second, before_second))
+            for _ in range(BATCHES)
+        ]
+        return batches if min(map(min, batches)) > 0 else []
+
+    def _keep_busy(self, call: Callable[[], Any]) -> list[Callable[[], Any]]:
+        """What is issued in front of a batch, so that the device never waits for the host."""
+        issued_s, all_s = run([call] * CALLS)
         if issued_s < HOST_SHARE * all_s:
-            return all_s / CALLS * 1e6
+            return []
         keep_busy, busy_s = self.find_busy()
-        kept = [keep_busy] * max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
-        # Side by side, since the clocks of a device that was idle rise.
-        both = (run(kept + [call] * CALLS)[1] - run(kept)[1] for _ in range(BATCHES))
-        return statistics.median(both) / CALLS * 1e6
+        return [keep_busy] * max(1, min(math.ceil(1.5 * issued_s / busy_s), MOST_IN_FLIGHT - CALLS))
 
     def find_busy(self) -> tuple[Callable[[], Any], float]:
         """A call that keeps the device busy while others are issued, and its time in seconds."""
@@ -128,6 +142,12 @@ class DeviceTimer:
             wait(keep_busy())
             self._busy = keep_busy, min(run([keep_busy] * 4)[1] for _ in range(BATCHES)) / 4
         return self._busy
+
+
+def _time_batch(call: Callable[[], Any], kept: list[Callable[[], Any]]) -> float:
+    """us of a call, issued behind what keeps the device busy; may be below 0."""
+    all_s = run(kept + [call] * CALLS)[1]
+    return (all_s - (run(kept)[1] if kept else 0.0)) / CALLS * 1e6
 
 
 def run(calls: Sequence[Callable[[], Any]]) -> tuple[float, float]:

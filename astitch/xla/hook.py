@@ -34,7 +34,7 @@ from astitch.xla.keep_in_turn import keep_in_turn
 from astitch.xla.marks import find_unmarked
 from astitch.xla.order_transposes import order_transposes
 from astitch.xla.prepare_kernels import Code
-from astitch.xla.rivals import TimeAlone
+from astitch.xla.rivals import TimePairs
 from astitch.xla.room_for_collectives import leave_room
 from astitch.xla.run_beside import run_beside
 from astitch.xla.run_late import run_late
@@ -138,7 +138,7 @@ def stitch_module(
     attention: bool = True,
     code: Code = Code.PTX,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
-    time_alone: TimeAlone | None = None,
+    time_both: TimePairs | None = None,
     stitch: str = "",
     found: Found | None = None,
 ) -> Stitching:
@@ -164,7 +164,7 @@ def stitch_module(
         simplified=True,
         attention=attention,
         hand_out=hand_out,
-        time_alone=time_alone,
+        time_both=time_both,
         directives=told,
         found=found,
     )

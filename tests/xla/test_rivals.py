@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from astitch.hlo_import import import_hlo, read_part
 from astitch.library.xla_fallback import compile_module
 from astitch.xla import device_timer, rivals
 from astitch.xla.compile_module import compile_for_xla
-from astitch.xla.device_timer import LIMIT_S, DeviceTimer, write_arguments
+from astitch.xla.device_timer import BATCHES, LIMIT_S, DeviceTimer, write_arguments
 from astitch.xla.rivals import Alone
 from astitch.xla.write_module import TARGET
 from tests.hlo_runner import lower
@@ -43,15 +44,16 @@ GIVEN = (normal(64, 128), *(normal(128, 128) for _ in range(3)))
 
 
 class Timer:
-    """Says what a program with kernels takes, and one without; keeps what it is asked."""
+    """Says what a program with kernels takes, and one without, in each batch; keeps what it is asked."""
 
-    def __init__(self, ours: float | None, theirs: float | None) -> None:
-        self.ours, self.theirs = ours, theirs
+    def __init__(self, *batches: tuple[float, float]) -> None:
+        self.batches = list(batches)
         self.asked: list[Alone] = []
 
-    def __call__(self, calls: Sequence[Alone]) -> list[float | None]:
-        self.asked += calls
-        return [self.ours if CALL in call.hlo else self.theirs for call in calls]
+    def __call__(self, pairs: Sequence[tuple[Alone, Alone]]) -> list[list[tuple[float, float]]]:
+        self.asked += [alone for pair in pairs for alone in pair]
+        assert all(CALL not in theirs.hlo and CALL in ours.hlo for theirs, ours in pairs)
+        return [self.batches] * len(pairs)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,7 @@ def _suspect_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compile_timed(timer: Timer | None, fn: Callable[..., Any] = layers, given: Any = GIVEN) -> Any:
-    return compile_for_xla(import_hlo(lower(fn, *given)), H100, time_alone=timer)
+    return compile_for_xla(import_hlo(lower(fn, *given)), H100, time_both=timer)
 
 
 def count_calls(module: bytes) -> int:
@@ -69,7 +71,7 @@ def count_calls(module: bytes) -> int:
 
 
 def test_what_xla_does_faster_is_left_to_it() -> None:
-    timer = Timer(ours=100.0, theirs=60.0)
+    timer = Timer(*[(60.0, 100.0)] * 6, (300.0, 100.0))
     compilation, module = compile_timed(timer)
     _, plain = compile_timed(None)
     assert count_calls(plain) >= 4 and count_calls(module) == 0
@@ -80,26 +82,33 @@ def test_what_xla_does_faster_is_left_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [(100.0, 99.0), (50.0, 46.0), (50.0, 100.0), (None, 1.0), (100.0, None)],
+    "batches",
+    [
+        [(99.0, 100.0)] * 7,
+        [(46.0, 50.0)] * 7,
+        [(100.0, 50.0)] * 7,
+        [],
+        [(60.0, 100.0)] * 5 + [(300.0, 100.0)] * 2,
+        [(60.0, 100.0), (100.0, 60.0), (20.0, 300.0), (70.0, 50.0)],
+    ],
 )
-def test_a_kernel_stays_where_it_is_as_fast_or_nothing_is_known(
-    ours: float | None, theirs: float | None
+def test_a_kernel_stays_where_it_is_as_fast_or_little_is_known(
+    batches: list[tuple[float, float]],
 ) -> None:
-    timer = Timer(ours, theirs)
+    timer = Timer(*batches)
     _, module = compile_timed(timer)
     assert timer.asked and count_calls(module) == count_calls(compile_timed(None)[1])
 
 
 def test_equal_kernels_are_compared_once_and_few_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = Timer(20.0, 10.0)
+    timer = Timer((10.0, 20.0))
     compile_timed(timer)
     assert (
         len(timer.asked) == 2 * 3
     )  # the first softmax reads a parameter, the last kernel is a mean
     assert len({call.hlo for call in timer.asked}) == len(timer.asked)
     monkeypatch.setattr(rivals, "MOST_TIMED", 1)
-    few = Timer(20.0, 10.0)
+    few = Timer((10.0, 20.0))
     compile_timed(few)
     assert len(few.asked) == 2
 
@@ -108,7 +117,7 @@ def test_only_what_is_far_from_the_speed_of_light_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    timer = Timer(20.0, 10.0)
+    timer = Timer((10.0, 20.0))
     big = jax.ShapeDtypeStruct((1 << 26,), jnp.float32)
     compile_timed(timer, lambda x: x * 2 + 1, (big,))
     assert not timer.asked
@@ -119,7 +128,7 @@ def test_only_what_is_far_from_the_speed_of_light_is_compared(
 
 def test_both_sides_compute_the_same() -> None:
     """XLA's version runs here.  Of the kernel the signature is what the ops say."""
-    timer = Timer(1.0, 1.0)
+    timer = Timer((1.0, 1.0))
     compile_timed(timer)
     for theirs, ours in zip(timer.asked[::2], timer.asked[1::2], strict=True):
         assert sorted(map(str, theirs.parameters)) == sorted(map(str, ours.parameters))
@@ -138,9 +147,9 @@ def test_bodies_of_loops_are_compared_too() -> None:
         return jax.lax.fori_loop(0, 9, lambda _, x: jax.nn.softmax(x @ w) - x.mean(-1), x)
 
     graph = import_hlo(lower(loop, normal(64, 64), normal(64, 64)))
-    slow, fast = Timer(20.0, 10.0), Timer(10.0, 20.0)
-    _, left = compile_for_xla(graph, H100, simplified=True, time_alone=slow)
-    _, kept = compile_for_xla(graph, H100, simplified=True, time_alone=fast)
+    slow, fast = Timer((10.0, 20.0)), Timer((20.0, 10.0))
+    _, left = compile_for_xla(graph, H100, simplified=True, time_both=slow)
+    _, kept = compile_for_xla(graph, H100, simplified=True, time_both=fast)
     assert slow.asked and count_calls(left) == 0 < count_calls(kept)
 
 
@@ -153,8 +162,8 @@ def test_what_is_written_into_a_slice_is_timed_as_an_array() -> None:
         return jax.lax.scan(turn, x, None, length=9)[1]
 
     graph = import_hlo(lower(loop, normal(64, 64), normal(64, 64)))
-    timer = Timer(10.0, 20.0)
-    _, module = compile_for_xla(graph, H100, simplified=True, time_alone=timer)
+    timer = Timer((20.0, 10.0))
+    _, module = compile_for_xla(graph, H100, simplified=True, time_both=timer)
     assert b"dynamic-update-slice" not in module and count_calls(module)
     written = ArrayType(DType.F32, (64, 64))
     ours = [call for call in timer.asked if CALL in call.hlo]
@@ -163,9 +172,9 @@ def test_what_is_written_into_a_slice_is_timed_as_an_array() -> None:
 
 
 def test_memory_is_not_shared_while_a_kernel_is_timed() -> None:
-    timer = Timer(10.0, 20.0)
+    timer = Timer((20.0, 10.0))
     graph = import_hlo(lower(lambda x: jax.nn.softmax(x), normal(64, 128)))
-    _, module = compile_for_xla(graph, H100, (True,), time_alone=timer)
+    _, module = compile_for_xla(graph, H100, (True,), time_both=timer)
     (ours,) = (call for call in timer.asked if CALL in call.hlo)
     assert aliases_of(module) and not aliases_of(ours.hlo)
 
@@ -185,14 +194,18 @@ def alone(fn: Callable[..., Any], *given: Any) -> Alone:
     return Alone(hlo, tuple(graph[name].array for name in graph.parameters), results)
 
 
-def test_calls_are_timed_until_the_time_is_spent() -> None:
+def test_pairs_are_timed_until_the_time_is_spent() -> None:
     timer = DeviceTimer(CPU, busy=(8, 1 << 16))
-    call = alone(lambda x: jnp.sin(x @ x), normal(512, 512))
-    first, again = timer([call, call])
-    assert first is not None and again is not None
+    small = alone(lambda x: jnp.sin(x @ x), normal(256, 256))
+    large = alone(lambda x: jnp.sin(x @ x @ x @ x @ x @ x), normal(512, 512))
+    first, again = timer([(small, large), (large, small)])
+    assert len(first) == len(again) == BATCHES
+    assert (
+        statistics.median(a / b for a, b in first) < 1 < statistics.median(a / b for a, b in again)
+    )
     assert timer.spent_s > 0
     timer.spent_s = 2 * LIMIT_S
-    assert timer([call]) == [None]
+    assert timer([(small, large)]) == [[]]
 
 
 class Queue:
@@ -221,7 +234,29 @@ def test_the_time_of_the_host_does_not_count(
     monkeypatch.setattr(device_timer.time, "perf_counter", lambda: queue.now)
     timer = DeviceTimer(CPU)
     monkeypatch.setattr(DeviceTimer, "find_busy", lambda timer: (queue.call(10e-6, 5e-3), 5e-3))
-    assert timer.time_calls(queue.call(host_s, device_s)) == pytest.approx(device_s * 1e6, rel=0.1)
+    both = timer.time_both(queue.call(host_s, device_s), queue.call(host_s, 3 * device_s))
+    assert len(both) == BATCHES
+    for first, second in both:
+        assert first == pytest.approx(device_s * 1e6, rel=0.1)
+        assert second == pytest.approx(3 * device_s * 1e6, rel=0.1)
+
+
+@pytest.mark.parametrize(("ours_s", "is_outrun"), [(80e-6, False), (120e-6, True)])
+def test_another_process_on_the_device_changes_no_verdict(
+    ours_s: float, is_outrun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after 10 ms, and everything takes four times as long from then on."""
+    queue = Queue()
+    monkeypatch.setattr(device_timer, "wait", queue.wait)
+    monkeypatch.setattr(device_timer.time, "perf_counter", lambda: queue.now)
+
+    def shared(device_s: float) -> Callable[[], Any]:
+        return lambda: queue.call(1e-6, device_s * (4 if queue.free > 10e-3 else 1))()
+
+    both = DeviceTimer(CPU).time_both(shared(100e-6), shared(ours_s))
+    theirs = [us for us, _ in both]
+    assert len(both) == BATCHES and max(theirs) > 3 * min(theirs)
+    assert bool(rivals._judge(both)) == is_outrun
 
 
 def test_what_keeps_the_device_busy_is_computed() -> None:
@@ -232,9 +267,10 @@ def test_what_keeps_the_device_busy_is_computed() -> None:
 
 
 def test_what_cannot_be_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceTimer, "time_calls", lambda timer, call: 5.0)
+    monkeypatch.setattr(DeviceTimer, "time_both", lambda timer, first, second: [(5.0, 6.0)])
     broken, small = Alone(b"no module", (), ()), alone(lambda x: x + 1, normal(64))
-    assert DeviceTimer(CPU)([broken, small]) == [None, 5.0]
+    pairs = [(broken, small), (small, broken), (small, small)]
+    assert DeviceTimer(CPU)(pairs) == [[], [], [(5.0, 6.0)]]
 
 
 def test_what_has_no_room_is_not_timed() -> None:
@@ -242,8 +278,9 @@ def test_what_has_no_room_is_not_timed() -> None:
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 1000, "bytes_in_use": 900}
 
-    timer = DeviceTimer(Full())
-    assert timer._time(alone(lambda x: x + 1, normal(64)), None, None) is None
+    small, large = (alone(lambda x: x + 1, normal(size)) for size in (1, 64))
+    assert DeviceTimer(Full())._has_room((small, small))
+    assert not DeviceTimer(Full())._has_room((small, large))
 
 
 @pytest.mark.parametrize(
