@@ -258,9 +258,9 @@ class _Classes(JoinedDimensions):
 
     def visit_all(self) -> None:
         """Joins the dimensions that ops and the next turn have in common."""
-        body = self.body
+        body, computed = self.body, self.live - self.tables
         for node in body:
-            if node.name in self.live - self.tables and node.name not in self.loop.integers:
+            if node.name in computed and node.name not in self.loop.integers:
                 self.visit(node)
         for parameter, role in zip(body.parameters, self.loop.roles, strict=True):
             if isinstance(role, Carried) and parameter in self.live:
@@ -270,9 +270,10 @@ class _Classes(JoinedDimensions):
     def mark_places(self) -> None:
         """Marks the dimensions of a loop without products, whose elements never meet: the last ones hold columns."""
         single: list[tuple[str, int]] = []
+        computed = self.live - self.tables
         self.spread_marks()
         for node in self.body:
-            if node.name not in self.live - self.tables:
+            if node.name not in computed:
                 continue
             open_ = self.list_open(node)
             if len(open_) > 2:
