@@ -34,9 +34,9 @@ class NoPlan(Exception):
     """Why a loop has no plan."""
 
 
-HEAVY_CYCLES, LIGHT_CYCLES, LOOKUP_CYCLES = 6, 0.3, 8
-"""Cycles of an SM for an op of a warp: what a special function takes besides, any op, and, by estimate, the reads of
-32 places."""
+HEAVY_CYCLES, LIGHT_CYCLES, LOOKUP_CYCLES = 6, 0.3, 4
+"""Cycles of an SM for an op of a warp: what a special function takes besides, any op, and, by kernels of an H200, the
+reads of 32 places."""
 
 
 @dataclass(frozen=True, slots=True)
