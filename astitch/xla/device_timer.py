@@ -78,15 +78,14 @@ class DeviceTimer:
             started = [[pool.submit(self._compile, alone) for alone in pair] for pair in pairs]
             for pair, compiled in zip(pairs, started, strict=True):
                 self.spent_s = before_s + time.perf_counter() - start
-                if self.spent_s > LIMIT_S or not self._has_room(pair):
-                    times.append([])
-                    continue
+                batches: list[tuple[float, float]] = []
                 try:
-                    first, second = (self._call(*each.result()) for each in compiled)
-                    times.append(self.time_both(first, second))
+                    if self.spent_s <= LIMIT_S and self._has_room(pair):
+                        first, second = (self._call(*each.result()) for each in compiled)
+                        batches = self.time_both(first, second)
                 except Exception as error:
                     pass_interrupt(error)
-                    times.append([])
+                times.append(batches)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         self.spent_s = before_s + time.perf_counter() - start
@@ -98,12 +97,14 @@ class DeviceTimer:
         return made, compile_module(call.hlo, self.device, {})
 
     def _has_room(self, pair: Sequence[Alone]) -> bool:
+        """Is there memory for the arguments and results of both?"""
         stats = self.device.memory_stats() or {}
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
         needed = sum(type_.bytes for alone in pair for type_ in alone.parameters + alone.results)
         return not stats or needed <= MEMORY_SHARE * free
 
     def _call(self, make_arguments: Any, executable: Any) -> Callable[[], Any]:
+        """The call, with arguments that it keeps alive."""
         arguments = wait(make_arguments.execute_sharded([]))
         return lambda: executable.execute_sharded(arguments)
 
