@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +40,9 @@ from astitch.xla.rivals import Alone
 LIMIT_S = 10.0
 """Seconds after which nothing more is timed for a program."""
 
-CALLS, BATCHES, MOST_IN_FLIGHT = 12, 7, 30
-"""Calls in a batch, batches of each module, and what JAX issues before it waits for the first to end."""
+CALLS, BATCHES, TRIES, MOST_IN_FLIGHT = 12, 7, 3, 30
+"""Calls in a batch, batches of each module, batches that tell whether the device waits for the host, and what JAX
+issues before it waits for the first to end."""
 
 HOST_SHARE = 0.7
 """If issuing a batch takes this part of its time, the device may have waited for the host."""
@@ -50,7 +51,7 @@ BUSY_ROWS, BUSY_COLUMNS = 1 << 12, 1 << 20
 """The sines that keep a device busy for a few milliseconds: 5 of an H100."""
 
 MEMORY_SHARE = 0.5
-"""Of the free memory, what a call may take at most."""
+"""Of the free memory, what a call of each module may take at most, together."""
 
 DIFFERENT = 1023
 """A mask: arguments count from 0 to this.  So lookups go to different places, and floats are between 0.5 and 1.5."""
@@ -78,14 +79,11 @@ class DeviceTimer:
             started = [[pool.submit(self._compile, alone) for alone in pair] for pair in pairs]
             for pair, compiled in zip(pairs, started, strict=True):
                 self.spent_s = before_s + time.perf_counter() - start
-                batches: list[tuple[float, float]] = []
                 try:
-                    if self.spent_s <= LIMIT_S and self._has_room(pair):
-                        first, second = (self._call(*each.result()) for each in compiled)
-                        batches = self.time_both(first, second)
+                    times.append(self._time(pair, compiled) if self.spent_s <= LIMIT_S else [])
                 except Exception as error:
                     pass_interrupt(error)
-                times.append(batches)
+                    times.append([])
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         self.spent_s = before_s + time.perf_counter() - start
@@ -95,6 +93,15 @@ class DeviceTimer:
         """What makes the arguments, and the call itself."""
         made = compile_module(write_arguments(call.parameters), self.device, {})
         return made, compile_module(call.hlo, self.device, {})
+
+    def _time(
+        self, pair: Sequence[Alone], compiled: Sequence[Future[tuple[Any, Any]]]
+    ) -> list[tuple[float, float]]:
+        """Batches of a pair; none where its arguments have no room.  They are free again afterwards."""
+        if not self._has_room(pair):
+            return []
+        first, second = (self._call(*each.result()) for each in compiled)
+        return self.time_both(first, second)
 
     def _has_room(self, pair: Sequence[Alone]) -> bool:
         """Is there memory for the arguments and results of both?"""
@@ -111,22 +118,21 @@ class DeviceTimer:
     def time_both(
         self, first: Callable[[], Any], second: Callable[[], Any]
     ) -> list[tuple[float, float]]:
-        """us of a call of each on the device, a pair for each batch.  Empty: less than a busy device differs by.
+        """us of a call of each on the device, a pair for each batch.  Empty: two batches or more took no time beside
+        what keeps the device busy.
 
         In turns, since the clocks of a device that was idle rise, and since other processes may use it too.
         """
         for call in (first, second):
             wait(call())
-        before_first, before_second = self._keep_busy(first), self._keep_busy(second)
-        batches = [
-            (_time_batch(first, before_first), _time_batch(second, before_second))
-            for _ in range(BATCHES)
-        ]
-        return batches if min(map(min, batches)) > 0 else []
+        kept = max(self._keep_busy(first), self._keep_busy(second), key=len)
+        batches = [(_time_batch(first, kept), _time_batch(second, kept)) for _ in range(BATCHES)]
+        timed = [both for both in batches if min(both) > 0]
+        return timed if len(timed) >= BATCHES - 1 else []
 
     def _keep_busy(self, call: Callable[[], Any]) -> list[Callable[[], Any]]:
         """What is issued in front of a batch, so that the device never waits for the host."""
-        issued_s, all_s = run([call] * CALLS)
+        issued_s, all_s = min((run([call] * CALLS) for _ in range(TRIES)), key=lambda t: t[1])
         if issued_s < HOST_SHARE * all_s:
             return []
         keep_busy, busy_s = self.find_busy()
@@ -141,7 +147,7 @@ class DeviceTimer:
                 return executable.execute_sharded([])
 
             wait(keep_busy())
-            self._busy = keep_busy, min(run([keep_busy] * 4)[1] for _ in range(BATCHES)) / 4
+            self._busy = keep_busy, min(run([keep_busy] * 4)[1] for _ in range(TRIES)) / 4
         return self._busy
 
 

@@ -33,6 +33,9 @@ MARGIN, LEAST_GAIN_US = 0.95, 5.0
 """XLA's version is taken if it needs less than this share of the kernel's time, and so much less.  That must hold in
 all batches but one: on a GPU that others use, too, one batch says little."""
 
+LEAST_WON = 3
+"""Batches that say enough."""
+
 MOST_TIMED = 16
 """Different kernels of a program that are timed, those with the largest projections."""
 
@@ -124,10 +127,10 @@ def _write_pair(compilation: Compilation, suspect: Suspect) -> tuple[Alone, Alon
 
 def _judge(batches: Sequence[tuple[float, float]]) -> str:
     """Why a kernel is left to XLA, by batches of both; the empty string: it is not."""
-    won = sum(theirs < min(MARGIN * ours, ours - LEAST_GAIN_US) for theirs, ours in batches)
-    if won < max(1, len(batches) - 1):
+    won = [both for both in batches if both[0] < min(MARGIN * both[1], both[1] - LEAST_GAIN_US)]
+    if len(won) < max(LEAST_WON, len(batches) - 1):
         return ""
-    theirs, ours = (statistics.median(times) for times in zip(*batches, strict=True))
+    theirs, ours = (statistics.median(times) for times in zip(*won, strict=True))
     return f"measured: it takes {ours:.0f} us, and XLA's own kernels {theirs:.0f} us"
 
 
