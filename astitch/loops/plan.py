@@ -131,20 +131,31 @@ class LoopPlan:
         )
 
 
+Planned = dict[tuple[LoopKey, bool], LoopPlan | LoopRefusal]
+"""By what a loop computes, and whether it is kept."""
+
+
 class LoopPlanner:
     """Plans whiles for one device, each that computes the same once: for as long as one program is compiled.
 
-    faults: keeps the errors that leave a loop to XLA.  directives: those that hold for the program.
+    faults: keeps the errors that leave a loop to XLA.  directives: those that hold for the program.  planned: gets what
+    comes of each loop, and has it where the program was compiled before, for this device.
     """
 
     def __init__(
-        self, gpu: Gpu, faults: FaultLog | None = None, directives: Directives = NOTHING
+        self,
+        gpu: Gpu,
+        faults: FaultLog | None = None,
+        directives: Directives = NOTHING,
+        planned: Planned | None = None,
     ) -> None:
         self.gpu, self.directives = gpu, directives
         self.faults = faults or FaultLog()
-        # By what a loop computes, and whether it is kept.
         self.turns: dict[tuple[LoopKey, bool], TurnsPlan | LoopRefusal] = {}  # xla/stitch_loops.py
-        self._plans: dict[tuple[LoopKey, bool], LoopPlan | LoopRefusal] = {}
+        self._plans: Planned = {}
+        self._planned: Planned = (
+            {} if planned is None else planned
+        )  # nothing that an error left to XLA
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 
     def leaves(self, name: str) -> bool:
@@ -172,7 +183,7 @@ class LoopPlanner:
             inside = tuple(open_barriers(region).graph for region in node.regions)
             opened = replace(node, regions=inside)
             found = self._plans[key] = self.faults.attempt(
-                lambda: self._plan(graph, opened, what.used, kept),
+                lambda: self._plan_once(graph, opened, key),
                 lambda: LoopRefusal(node.name, "an error inside astitch while it was planned"),
                 stage="plan a loop",
                 subject=f"%{node.name}",
@@ -197,6 +208,15 @@ class LoopPlanner:
         """The plans of the whiles that are one kernel each."""
         plans = [self.plan(graph, node) for node in graph if OPS[node.op].is_loop]
         return [plan for plan in plans if isinstance(plan, LoopPlan)]
+
+    def _plan_once(
+        self, graph: Graph, node: Node, key: tuple[LoopKey, bool]
+    ) -> LoopPlan | LoopRefusal:
+        """What _plan says, also of an earlier compilation."""
+        if key not in self._planned:
+            what, kept = key
+            self._planned[key] = self._plan(graph, node, what.used, kept)
+        return self._planned[key]
 
     def _plan(
         self, graph: Graph, node: Node, used: Collection[int], kept: bool

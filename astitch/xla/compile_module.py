@@ -22,7 +22,7 @@ from astitch.hlo_import import read_part
 from astitch.kernel.in_place import LEAST_BYTES_AGAIN, LEAST_BYTES_OVER, InPlace
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.emit_turns import TurnsPlan
-from astitch.loops.plan import START, LoopPlan, LoopPlanner
+from astitch.loops.plan import START, LoopPlan, LoopPlanner, Planned
 from astitch.pipeline import Launcher, Target
 from astitch.program.steps import FallbackStep, Step
 from astitch.scope.structure import Structure
@@ -67,10 +67,12 @@ from astitch.xla.write_module import export_program
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What planning found of structures: of the program's own, and of those in regions, where less is donated."""
+    """What planning found of structures: of the program's own, and of those in regions, where less is donated.  What it
+    found of loops."""
 
     in_program: Decisions = field(default_factory=Decisions)
     in_regions: Decisions = field(default_factory=Decisions)
+    loops: Planned = field(default_factory=dict)
 
 
 @pause_collector()
@@ -110,6 +112,7 @@ def compile_for_xla(
     told = (read_directives() if directives is None else directives).of(graph.name)
     with_loops = not told.leaves_all_loops
     faults = FaultLog(strict or None)
+    found = found or Found()
     job = _Job(
         graph,
         gpu,
@@ -119,12 +122,12 @@ def compile_for_xla(
         code,
         hand_out,
         faults,
-        LoopPlanner(gpu, faults, told) if with_loops else None,
+        LoopPlanner(gpu, faults, told, found.loops) if with_loops else None,
         simplified,
         attention,
         time_both,
         told,
-        found or Found(),
+        found,
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
