@@ -132,7 +132,7 @@ class LoopPlan:
 
 
 Planned = dict[tuple[LoopKey, bool], LoopPlan | LoopRefusal]
-"""By what a loop computes, and whether it is kept."""
+"""What comes of loops, by what each computes and whether a directive keeps it."""
 
 
 class LoopPlanner:
@@ -152,10 +152,9 @@ class LoopPlanner:
         self.gpu, self.directives = gpu, directives
         self.faults = faults or FaultLog()
         self.turns: dict[tuple[LoopKey, bool], TurnsPlan | LoopRefusal] = {}  # xla/stitch_loops.py
+        # What an error left to XLA is known to this planner alone: the next compilation tries again, and says so.
         self._plans: Planned = {}
-        self._planned: Planned = (
-            {} if planned is None else planned
-        )  # nothing that an error left to XLA
+        self._planned: Planned = {} if planned is None else planned
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 
     def leaves(self, name: str) -> bool:

@@ -100,7 +100,7 @@ class DeviceTimer:
         """Batches of a pair; none where its arguments have no room.  They are free again afterwards."""
         if not self._has_room(pair):
             return []
-        first, second = (self._call(*each.result()) for each in compiled)
+        first, second = (_bind(*each.result()) for each in compiled)
         return self.time_both(first, second)
 
     def _has_room(self, pair: Sequence[Alone]) -> bool:
@@ -109,11 +109,6 @@ class DeviceTimer:
         free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
         needed = sum(type_.bytes for alone in pair for type_ in alone.parameters + alone.results)
         return not stats or needed <= MEMORY_SHARE * free
-
-    def _call(self, make_arguments: Any, executable: Any) -> Callable[[], Any]:
-        """The call, with arguments that it keeps alive."""
-        arguments = wait(make_arguments.execute_sharded([]))
-        return lambda: executable.execute_sharded(arguments)
 
     def time_both(
         self, first: Callable[[], Any], second: Callable[[], Any]
@@ -149,6 +144,12 @@ class DeviceTimer:
             wait(keep_busy())
             self._busy = keep_busy, min(run([keep_busy] * 4)[1] for _ in range(TRIES)) / 4
         return self._busy
+
+
+def _bind(make_arguments: Any, executable: Any) -> Callable[[], Any]:
+    """The call, with arguments that it keeps alive."""
+    arguments = wait(make_arguments.execute_sharded([]))
+    return lambda: executable.execute_sharded(arguments)
 
 
 def _time_batch(call: Callable[[], Any], kept: list[Callable[[], Any]]) -> float:

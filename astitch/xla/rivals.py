@@ -34,7 +34,7 @@ MARGIN, LEAST_GAIN_US = 0.95, 5.0
 all batches but one: on a GPU that others use, too, one batch says little."""
 
 LEAST_WON = 3
-"""Batches that say enough."""
+"""Batches that XLA's version must win at the least: fewer say too little."""
 
 MOST_TIMED = 16
 """Different kernels of a program that are timed, those with the largest projections."""

@@ -239,6 +239,8 @@ def test_random_programs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     @given(programs())
     def run(program: Program) -> None:
         found.append(check(program))
+        # The others are found mostly; how many of 25 differs, since draws are alike.
+        assert found[-1] or program.bias or program.drop or program.sink
 
     run()
     assert sum(found) > len(found) / 4

@@ -196,9 +196,8 @@ def alone(fn: Callable[..., Any], *given: Any) -> Alone:
 
 
 def test_pairs_are_timed_until_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        device_timer, "HOST_SHARE", 2.0
-    )  # no sines, whose time differs on a busy CPU
+    # Without sines, whose time differs on a busy CPU.
+    monkeypatch.setattr(device_timer, "HOST_SHARE", 2.0)
     timer = DeviceTimer(CPU)
     small = alone(lambda x: jnp.sin(x @ x), normal(256, 256))
     large = alone(lambda x: jnp.sin(x @ x @ x @ x @ x @ x), normal(512, 512))
@@ -245,9 +244,8 @@ def test_the_time_of_the_host_does_not_count(
         assert second == pytest.approx(3 * device_s * 1e6, rel=0.1)
 
 
-@pytest.mark.parametrize(("ours_s", "is_outrun"), [(80e-6, False), (120e-6, True)])
 class Shared(Queue):
-    """One that another process uses from a time on: everything takes four times as long."""
+    """One that another process uses for a time: everything takes four times as long."""
 
     def __init__(self, begins: float, ends: float) -> None:
         super().__init__()
@@ -261,7 +259,7 @@ class Shared(Queue):
         return issue
 
 
-@pytest.mark.parametrize("begins, ends", [(0.0, 1.5e-3), (10e-3, 1.0)])
+@pytest.mark.parametrize(("begins", "ends"), [(0.0, 1.5e-3), (10e-3, 1.0)])
 @pytest.mark.parametrize("host_s", [1e-6, 200e-6])
 @pytest.mark.parametrize(("ours_s", "is_outrun"), [(80e-6, False), (120e-6, True)])
 def test_another_process_on_the_device_changes_no_verdict(
