@@ -1,11 +1,11 @@
-"""The gradient of a bias: that of the scores, summed over the batch or the heads that share the bias.
+"""The gradient of a bias: that of the scores, summed over the batch or the heads that share the bias, if any do.
 
-Takes what is read of the rows besides products, hands on the nodes that give such sums.
+Takes what is read of the rows besides products, hands on the nodes that give it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,16 @@ from astitch.attention.softmax import (
     draw_gradients,
     fit_factor,
 )
-from astitch.graph.ir import DimensionsAttrs
+from astitch.graph.ir import DimensionsAttrs, Node
 from astitch.graph.ops import OPS, monoid_of
 
 
 @dataclass(frozen=True)
 class BiasSum:
-    """name: a node that sums `value`, factor * p * (dp - sum(p * dp)), over these parts.  labels: of the node."""
+    """name: a node that sums `value`, factor * p * (dp - sum(p * dp)), over these parts; `value` itself over none.
+
+    labels: of the node.
+    """
 
     name: str
     value: str
@@ -37,29 +40,37 @@ class BiasSum:
 def find_sums(
     rows: RowFunctions, value: str, products: Container[str]
 ) -> tuple[BiasSum, ...] | None:
-    """The sums that are read of a value of the rows, beside products and the rows; None where something else is."""
+    """What is read of a value of the rows, beside products and the rows: sums, or else the value itself.
+
+    None where the value's dimensions are not those of the scores.
+    """
     graph, labels = rows.graph, rows.resolved(value)
-    if value in graph.outputs or labels is None:
+    if labels is None:
         return None
-    found: list[BiasSum] = []
-    key = set(rows.parts.resolve(rows.key))
-    for user in graph.users[value]:
-        node = graph[user]
-        if user in rows.labels or user in products:
-            continue
-        attrs = node.attrs
-        if not (OPS[node.op].is_reduce and isinstance(attrs, DimensionsAttrs)):
-            return None
-        if len(node.operands) != 2 or monoid_of(node.regions[0]) != "add":
-            return None
-        if node.operands[0] != value or read_scalar(graph, node.operands[1]) != 0:
-            return None
-        over = tuple(p for d in attrs.dimensions for p in labels[d])
-        if key & set(over):
-            return None
-        kept = tuple(label for d, label in enumerate(labels) if d not in attrs.dimensions)
-        found.append(BiasSum(user, value, over, kept))
-    return tuple(found)
+    users = (graph[user] for user in graph.users[value])
+    others = [node for node in users if node.name not in rows.labels and node.name not in products]
+    sums = [found for node in others if (found := _read_sum(rows, node, value, labels))]
+    if value in graph.outputs or len(sums) < len(others):
+        return (BiasSum(value, value, (), labels),)
+    return tuple(sums)
+
+
+def _read_sum(
+    rows: RowFunctions, node: Node, value: str, labels: Sequence[Label]
+) -> BiasSum | None:
+    """What a node sums of a value; None where it is no sum over the batch, the heads or the queries."""
+    graph, attrs = rows.graph, node.attrs
+    if not (OPS[node.op].is_reduce and isinstance(attrs, DimensionsAttrs)):
+        return None
+    if len(node.operands) != 2 or monoid_of(node.regions[0]) != "add":
+        return None
+    if node.operands[0] != value or read_scalar(graph, node.operands[1]) != 0:
+        return None
+    over = tuple(p for d in attrs.dimensions for p in labels[d])
+    if set(over) & set(rows.parts.resolve(rows.key)):
+        return None
+    kept = tuple(label for d, label in enumerate(labels) if d not in attrs.dimensions)
+    return BiasSum(node.name, value, over, kept)
 
 
 def fit_bias_gradient(

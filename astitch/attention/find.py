@@ -80,7 +80,7 @@ _OF_TILES = (DType.F16, DType.BF16, DType.F32)
 """The types that our own kernels read."""
 
 LEAST_SAVED = 2
-"""The scores must take so many times the bytes of a bias or mask."""
+"""The scores must take so many times the bytes of a mask, and of a bias that the library reads."""
 
 
 class Search:
@@ -276,7 +276,7 @@ class Search:
         return tuple(found)
 
     def sums_as_kernels(self, attention: Attention) -> bool:
-        """Does our kernel sum the gradients of a bias so: over all of the batch, or of the heads, that share it?"""
+        """Does our kernel give the gradients of a bias so: summed over all of the batch, or the heads, that share it?"""
         rows, split = attention.rows, attention.split
         if not attention.bias_sums:
             return True
@@ -289,9 +289,11 @@ class Search:
             for label in (split.batch, split.heads, split.positions, split.keys)
         )
         shared = {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
-        if not shared or not varying >= {*queries, *keys}:
+        if not varying >= {*queries, *keys}:
             return False
         if any(set(rows.parts.resolve(one.over)) != shared for one in attention.bias_sums):
+            return False
+        if not shared and not self.keeps_type(attention):
             return False
         masks = self.masks.find(rows)
         through = attention.softmax.low_first or attention.through_masks
@@ -301,6 +303,13 @@ class Search:
             passes_to_bias(rows, one.value, attention.softmax, masks) for one in attention.bias_sums
         }
         return found == {through}
+
+    def keeps_type(self, attention: Attention) -> bool:
+        """Is the gradient of a bias as large as the scores of the bias's type, and that no wider than the scores?"""
+        type_ = find_repeated(attention.rows, attention.softmax.biases[0])[0].dtype
+        if type_.bytes > attention.q.dtype.bytes:
+            return False
+        return all(self.graph[one.name].dtype is type_ for one in attention.bias_sums)
 
     def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
         """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""
@@ -465,15 +474,18 @@ class Search:
         return found if self.sums_as_kernels(found) else None
 
     def saves_memory(self, attention: Attention, *, of_library: bool) -> bool:
-        """Are arrays of scores far smaller than these?  Numbers are taken to be of the scores' type; the library has
-        numbers for masks too."""
+        """Are arrays of scores far smaller than these?  Our own kernels may also read a bias as large: beside it the
+        plain ops write scores and probabilities.  Numbers are taken to be of the scores' type; the library has numbers
+        for masks too."""
         rows, narrow = attention.rows, attention.q.dtype.bytes
         of_masks = narrow if of_library else DType.PRED.bytes
-        most = rows.product.array.size * narrow // LEAST_SAVED
+        whole = rows.product.array.size * narrow
         masks = [mask.source for mask in attention.masks]
+        biases = () if of_library else attention.softmax.biases
         for source in attention.added:
             labels = find_repeated(rows, source)[1]
             size = count_added(rows, attention.split, labels, of_library=of_library)
+            most = whole if source in biases else whole // LEAST_SAVED
             if size * (of_masks if source in masks else narrow) > most:
                 return False
         return True

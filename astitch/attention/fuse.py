@@ -43,7 +43,13 @@ from astitch.graph.ir import (
     TupleType,
     Type,
 )
-from astitch.graph.ops.attention import ARRAYS, SCALES, TABLES, has_two_statistics
+from astitch.graph.ops.attention import (
+    ARRAYS,
+    SCALES,
+    TABLES,
+    has_two_statistics,
+    type_bias_gradient,
+)
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
 from astitch.rewrite.product_weights import Layer
@@ -189,7 +195,8 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     operands = (q, k, v, statistics, given, o, *given_arrays)
     if attention.bias_sums:
         attrs = replace(attrs, sums_bias=True)
-        types = (*types, ArrayType(DType.F32, nodes[dict(arrays)["bias"]].shape))
+        bias = nodes[dict(arrays)["bias"]].array
+        types = (*types, type_bias_gradient(bias, *rows[-3:-1]))
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
     for found in attention.bias_sums:
@@ -436,12 +443,12 @@ class _Place:
         wanted: Sequence[Label],
         factor: float,
     ) -> None:
-        """Puts numbers of f32 whose dimensions have the parts `given`, times a factor, in the place of a node."""
+        """Puts numbers whose dimensions have the parts `given`, times a factor, in the place of a node."""
         value = self._turn(node, value, given, list(map(self.rows.parts.resolve, wanted)))
         array = self.nodes[value].array
         if factor != 1.0:
             value = self.add(node, "multiply", array, (value, self._splat(node, factor, array)))
-        if node.dtype is not DType.F32:
+        if node.dtype is not array.dtype:
             value = self.add(node, "convert", ArrayType(node.dtype, array.shape), (value,))
         self.nodes[node.name] = replace(
             node, op="reshape", operands=(value,), attrs=NoAttrs(), regions=()

@@ -650,7 +650,7 @@ class _Kernel(_Arrays):
 
 class _BiasKernel(_Kernel):
     def gradient_of_bias(self) -> TileProgram:
-        """The batches, and the heads that share a bias, are added up in their order."""
+        """The batches, and the heads that share a bias, are added up in their order: see type_bias_gradient."""
         b, s, t = self.b, self.shape, self.tiling
         assert s.bias
         self.first_array = _GRADIENT
@@ -704,11 +704,9 @@ class _BiasKernel(_Kernel):
         if inside is not None:
             mask = inside.row() if mask is None else mask & inside.row()
         reads = _GRADIENT + len(s.arrays)
-        b.store(reads, offsets, total, mask)
-        size = own_batches * own_heads * s.queries * s.keys
-        return self._finish(
-            "gradient_of_bias", reads, (s.q, s.k, s.v), (), (Parameter(DType.F32, size),)
-        )
+        result = Parameter(DType.F32 if turns > 1 else s.bias.dtype, s.bias.size)
+        b.store(reads, offsets, b.convert(total, result.dtype), mask)
+        return self._finish("gradient_of_bias", reads, (s.q, s.k, s.v), (), (result,))
 
 
 class _PartKernel(_Kernel):

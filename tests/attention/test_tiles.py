@@ -102,14 +102,15 @@ def check_both(
     *,
     tolerance: float = 3e-3,
     arguments: int = 3,
+    others: int = 0,
 ) -> Graph:
     """A function and its gradient have no product left; the ops and their kernels compute the same.
 
-    arguments: so many have a gradient."""
+    arguments: so many have a gradient.  others: so many products of the function are none of attention."""
     for which, count in ((function, 1), (make_gradient(function, arguments), 2)):
         graph, fused = fuse(which, arrays)
         assert [a.tiles != "" for a in list_attention(fused)] == [True] * count
-        assert not any(node.op == "dot" for node in fused)
+        assert sum(node.op == "dot" for node in fused) == (others if count == 1 else 3 * others)
         wanted = run_graph(graph, arrays)
         for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
             for found, expected in zip(results, wanted, strict=True):
@@ -301,7 +302,36 @@ def masked_before_the_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return attend(lambda s: by_hand(jnp.where(seen, s, -1e9) + bias))(q, k, v)
 
 
+def scores_of_another_product(q: Any, k: Any, v: Any, places: Any) -> Any:
+    """Transformer-XL: a bias of each query follows from its product with distances, turned by a row a row."""
+    turned = jnp.einsum("bqhd,thd->bhqt", q, places)
+    turned = jnp.pad(turned, [(0, 0)] * 3 + [(1, 0)])
+    turned = turned.reshape(*turned.shape[:2], turned.shape[3], turned.shape[2])[:, :, 1:]
+    turned = turned.reshape(*turned.shape[:2], q.shape[1], -1)[..., : k.shape[1]]
+    return attend(lambda s: by_hand(s + turned))(q, k, v)
+
+
+def whole_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(s + bias))(q, k, v)
+
+
+def whole_bias_behind(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(jnp.where(lengths(s, MASK), s + 2 * bias, -1e9)))(q, k, v)
+
+
+def rows_of_one_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As long as a batch is one, a bias of each head is as large as the scores."""
+    o = attend(lambda s: by_hand(s + bias[None]))(q[:1], k[:1], v[:1])
+    return jnp.concatenate([o, jnp.zeros_like(q[1:])])
+
+
+WHOLE = np.stack([BIAS, -BIAS])
+
 LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "of each score": (whole_bias, WHOLE),
+    "of each score, masked": (whole_bias_behind, WHOLE),
+    "of another product": (scores_of_another_product, draw()[1][0]),
+    "of one batch": (rows_of_one_batch, BIAS),
     "of each head": (of_one_bias, BIAS),
     "of all heads": (of_one_bias, BIAS[0]),
     "library": (of_library_with_bias, BIAS),
@@ -320,7 +350,8 @@ LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_gradient_of_a_bias(name: str) -> None:
     function, given = LEARNED[name]
-    fused = check_both(function, [*draw(), given.astype(F32)], arguments=4)
+    others = int(name == "of another product")
+    fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
     assert [a.sums_bias for a in list_attention(fused)] == [False, True]
 
 
@@ -338,18 +369,15 @@ def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
 
 
 def test_other_sums_of_the_gradient_of_scores_stay() -> None:
-    """Of a slope for each head, of a part of the batch, of squares; and of a bias as large as the scores."""
+    """Of a slope for each head; and of a bias as large as the scores that is wider than these."""
 
     def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
         bias = slope[:, None, None] * jnp.arange(k.shape[1])
         return of_one_bias(q, k, v, bias)
 
-    def whole(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return attend(lambda s: by_hand(s + bias))(q, k, v)
-
-    for function, given in ((slopes, BIAS[0, 0, :HEADS]), (whole, np.stack([BIAS, BIAS]))):
+    for function, given, dtype in ((slopes, BIAS[0, 0, :HEADS], F32), (whole_bias, WHOLE, BF16)):
         which = make_gradient(function, 4)
-        graph, fused = fuse(which, [*draw(), given.astype(F32)])
+        graph, fused = fuse(which, [*draw(dtype), given.astype(F32)])
         assert str(graph) == str(fused)
 
 
@@ -365,13 +393,25 @@ def test_one_row_of_numbers_is_small_beside_one_head() -> None:
 
 
 def test_conditions_of_all_scores_are_read_as_bytes() -> None:
-    """They take half of what 16 bits do at the most; numbers as large as the scores are no gain."""
+    """They take half of what 16 bits do at the most."""
     for dtype, tolerance in ((F32, 3e-3), (BF16, 2e-2)):
         function = attend(lambda s, m: by_hand(jnp.where(m, s, -1e9)))
         fused = check_both(function, [*draw(dtype), KEPT], tolerance=tolerance)
         assert list_attention(fused)[0].arrays == ("mask",)
-    graph, fused = fuse(attend(lambda s, b: by_hand(s + b)), [*draw(), KEPT.astype(F32)])
-    assert str(graph) == str(fused)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
+    """Also in f32 beside 16 bits."""
+    for of_bias in (F32, dtype):
+        given = [*draw(dtype), WHOLE.astype(of_bias)]
+        tolerance = 3e-3 if dtype == F32 else 2e-2
+        fused = check_both(attend(lambda s, b: by_hand(s + b)), given, tolerance=tolerance)
+        assert list_attention(fused)[0].arrays == ("bias",)
+    given = [*draw(dtype), WHOLE.astype(dtype)]
+    fused = check_both(whole_bias, given, tolerance=3e-2, arguments=4)
+    gradient = next(node for node in fused if node.op == "attention-gradient")
+    assert gradient.type.elements[3].dtype.numpy == dtype
 
 
 def test_what_compares_more_than_rows_with_columns_is_an_array() -> None:
@@ -796,7 +836,7 @@ def test_any_number_of_features(features: int) -> None:
     [
         ("bias", Projection(70.0, 50.0), "50 us are projected, and 70 us of kernels"),
         ("bias", None, find.NOT_MEASURED),
-        ("whole", Projection(0.0, 1.0), find.NO_FORM),
+        ("two", Projection(0.0, 1.0), find.NO_FORM),
     ],
 )
 def test_what_stays_is_named(
@@ -804,9 +844,10 @@ def test_what_stays_is_named(
 ) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: projected)
 
-    def function(s: Any, whole: Any) -> Any:
-        """A bias as large as the scores has no form."""
-        return by_hand(s + (0.1 * jnp.arange(s.shape[-1]) if name == "bias" else whole))
+    def function(s: Any, second: Any) -> Any:
+        """Two biases have no form."""
+        biased = s + 0.1 * jnp.arange(s.shape[-1])
+        return by_hand(biased if name == "bias" else biased + second)
 
     graph, _ = fuse(attend(function), [*draw(), KEPT.astype(F32)])
     left: list[str] = []

@@ -27,8 +27,8 @@ Scales are [batch or 1, heads of k or 1, positions of k or 1, 1] in the order th
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
 Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
-With `sums_bias` it also gives the gradient of the bias, f32 of its shape: that of scores behind a cap, summed over the
-batch or the heads that share the bias.
+With `sums_bias` it also gives the gradient of the bias, of its shape: that of scores behind a cap, summed in f32 over
+the batch or the heads that share the bias.  Where neither does it is of the bias's type.
 
 A row of which masks keep no score has equal probabilities for all keys and statistics of -inf; with a sink it has none.
 Where `low` is -inf and there is no sink it is NaN.  Where `low` is inf it has none, and statistics of inf.
@@ -104,6 +104,12 @@ def has_two_statistics(a: AttentionAttrs) -> bool:
     return bool(a.tiles) and "bias" in a.arrays
 
 
+def type_bias_gradient(bias: ArrayType, batch: int, heads: int) -> ArrayType:
+    """The type of the gradient of a bias.  heads: of q."""
+    shares = bias.shape[:2] != (batch, heads)
+    return ArrayType(DType.F32 if shares else bias.dtype, bias.shape)
+
+
 def _as_gathered(array: ArrayType, order: Order, page: int, table: ArrayType) -> ArrayType:
     """The type of the keys or values that a table finds in pages."""
     require_operands(
@@ -141,13 +147,11 @@ def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
     if not a.sums_bias:
         return TupleType((q, k, v))
     bias = dict(zip(a.arrays, arrays, strict=True)).get("bias")
-    scores = (_extents(q, a.q)[2], _extents(k, a.k)[2])
-    require_operands(
-        bool(a.tiles) and bias is not None and bias.shape[2:] == scores,
-        f"no gradient of {bias} is summed",
-    )
-    shape = bias.shape if bias else ()
-    return TupleType((q, k, v, ArrayType(DType.F32, shape)))
+    batch, heads, *scores = *_extents(q, a.q)[:3], _extents(k, a.k)[2]
+    has_all = bias is not None and bias.shape[2:] == tuple(scores)
+    require_operands(bool(a.tiles) and has_all, f"no gradient of {bias} is summed")
+    assert bias
+    return TupleType((q, k, v, type_bias_gradient(bias, batch, heads)))
 
 
 def _check(
@@ -413,7 +417,9 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     if not a.sums_bias or rows.bias is None:
         return results
     shared = tuple(d for d in range(2) if rows.bias.shape[d] == 1)
-    return (*results, added.sum(shared, keepdims=True).astype(np.float32))
+    given = arrays[a.arrays.index("bias")].dtype
+    of_bias = np.float32 if rows.bias.shape[:2] != added.shape[:2] else given
+    return (*results, added.sum(shared, keepdims=True).astype(of_bias))
 
 
 ROWS: dict[str, Op] = {
