@@ -135,7 +135,7 @@ class Search:
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
         graph = self.graph
-        rows = RowFunctions(graph, scores, key, self.order)
+        rows = RowFunctions(graph, scores, key, self.order, self.masks.is_mask)
         readers = _find_readers(graph, rows)
         products = {r.product.name for r in readers}
         sums: list[BiasSum] = []
@@ -234,7 +234,8 @@ class Search:
         if drop and graph[drop.name].dtype not in (*_OF_TILES, DType.PRED):
             return None
         compared = [side for c in form.comparisons for side in (c.left, c.right)]
-        added = [*softmax.biases, *(mask.source for mask in form.masks), *compared]
+        biases = [bias.source for bias in softmax.biases]
+        added = [*biases, *(mask.source for mask in form.masks), *compared]
         varying = [find_repeated(rows, source)[1] for source in added]
         queries = [q, *([given] if given else [])]
         split = choose_split(rows, form.positions, queries, [k, v], varying)
@@ -282,7 +283,7 @@ class Search:
             return True
         if len(attention.softmax.biases) != 1:
             return False
-        labels = find_repeated(rows, attention.softmax.biases[0])[1]
+        labels = find_repeated(rows, attention.softmax.biases[0].source)[1]
         varying = {p for label in labels for p in rows.parts.resolve(label)}
         batch, heads, queries, keys = (
             rows.parts.resolve(label)
@@ -306,7 +307,7 @@ class Search:
 
     def keeps_type(self, attention: Attention) -> bool:
         """Is the gradient of a bias as large as the scores of the bias's type, and that no wider than the scores?"""
-        type_ = find_repeated(attention.rows, attention.softmax.biases[0])[0].dtype
+        type_ = find_repeated(attention.rows, attention.softmax.biases[0].source)[0].dtype
         if type_.bytes > attention.q.dtype.bytes:
             return False
         return all(self.graph[one.name].dtype is type_ for one in attention.bias_sums)
@@ -481,7 +482,7 @@ class Search:
         of_masks = narrow if of_library else DType.PRED.bytes
         whole = rows.product.array.size * narrow
         masks = [mask.source for mask in attention.masks]
-        biases = () if of_library else attention.softmax.biases
+        biases = [] if of_library else [bias.source for bias in attention.softmax.biases]
         for source in attention.added:
             labels = find_repeated(rows, source)[1]
             size = count_added(rows, attention.split, labels, of_library=of_library)

@@ -63,7 +63,8 @@ class Attention:
     def added(self) -> list[Source]:
         """What has an element for each score, but for what drops probabilities."""
         compared = [side for c in self.comparisons for side in (c.left, c.right)]
-        return [*self.softmax.biases, *(mask.source for mask in self.masks), *compared]
+        biases = [bias.source for bias in self.softmax.biases]
+        return [*biases, *(mask.source for mask in self.masks), *compared]
 
     @property
     def has_empty_rows(self) -> bool:
@@ -141,7 +142,7 @@ def describe(attention: Attention, graph: Graph) -> AttentionShape:
         Layout(DType.F32, scale.node.array.size if scale else 1, (0, 0, 1, 0), 1)
         for scale in attention.scales
     ]
-    biases = lay_out_all(softmax.biases)
+    biases = lay_out_all(bias.source for bias in softmax.biases)
     masks = [replace(m, dtype=DType.PRED) for m in lay_out_all(m.source for m in attention.masks)]
     comparisons = []
     for c in attention.comparisons:

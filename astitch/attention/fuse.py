@@ -366,18 +366,16 @@ class _Place:
         def add(name: str, source: Source, make: Callable[[str], str]) -> None:
             found.append((name, self._add_scores(attention, source, classes, make)))
 
-        def keep(value: str) -> str:
-            return value
-
         if not attention.tiles:
             for mask in attention.masks:
                 make = partial(self._make_bias, origin, narrow=narrow, keeps_true=mask.keeps_true)
                 add("bias", mask.source, make)
             for bias in softmax.biases:
-                add("bias", bias, partial(self._make_bias, origin, narrow=narrow))
+                make = partial(self._make_bias, origin, narrow=narrow, factor=bias.factor)
+                add("bias", bias.source, make)
             return found
         for bias in softmax.biases:
-            add("bias", bias, keep)
+            add("bias", bias.source, partial(self._multiply, origin, factor=bias.factor))
         for mask in attention.masks:
             make = partial(self._make_conditions, origin, keeps_true=mask.keeps_true)
             add("mask", mask.source, make)
@@ -398,6 +396,12 @@ class _Place:
                 one = ArrayType(DType.F32, (1, 1, 1, 1))
                 found.append(("sink", self._splat(origin, math.log(sink.weight), one)))
         return found
+
+    def _multiply(self, origin: Node, value: str, *, factor: float) -> str:
+        if factor == 1.0:
+            return value
+        array = self.nodes[value].array
+        return self.add(origin, "multiply", array, (value, self._splat(origin, factor, array)))
 
     def _widen(self, origin: Node, value: str, *, dtype: DType = DType.F32) -> str:
         array = self.nodes[value].array
@@ -446,8 +450,7 @@ class _Place:
         """Puts numbers whose dimensions have the parts `given`, times a factor, in the place of a node."""
         value = self._turn(node, value, given, list(map(self.rows.parts.resolve, wanted)))
         array = self.nodes[value].array
-        if factor != 1.0:
-            value = self.add(node, "multiply", array, (value, self._splat(node, factor, array)))
+        value = self._multiply(node, value, factor=factor)
         if node.dtype is not array.dtype:
             value = self.add(node, "convert", ArrayType(node.dtype, array.shape), (value,))
         self.nodes[node.name] = replace(
@@ -519,9 +522,16 @@ class _Place:
         return self.add(origin, "slice", ArrayType(node.dtype, limits), (node.name,), attrs)
 
     def _make_bias(
-        self, origin: Node, value: str, *, narrow: DType, keeps_true: bool = True
+        self,
+        origin: Node,
+        value: str,
+        *,
+        narrow: DType,
+        keeps_true: bool = True,
+        factor: float = 1.0,
     ) -> str:
         """The numbers that are added to scores, of an array of conditions or numbers."""
+        value = self._multiply(origin, value, factor=factor)
         array = self.nodes[value].array
         result = ArrayType(narrow, array.shape)
         low = self._splat(origin, LOWEST[narrow], result)

@@ -40,9 +40,10 @@ class Masks:
 
     def find(self, rows: RowFunctions) -> frozenset[str]:
         """The sources that are masks, by name."""
-        return frozenset(name for name in rows.sources if self._is(name))
+        return frozenset(name for name in rows.sources if self.is_mask(name))
 
-    def _is(self, name: str) -> bool:
+    def is_mask(self, name: str) -> bool:
+        """Is an array of conditions, or of numbers that are 0 or very low?"""
         if name not in self._is_mask:
             node = self.graph[name]
             self._is_mask[name] = (

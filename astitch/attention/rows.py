@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -127,11 +127,19 @@ class Source:
 class RowFunctions:
     """The ops that compute rows from the rows of a product.
 
-    key: the number of the product's dimension along which a row lies.
+    key: the number of the product's dimension along which a row lies.  is_mask: of an array's name.
     """
 
-    def __init__(self, graph: Graph, product: Node, key: int, order: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        product: Node,
+        key: int,
+        order: Mapping[str, int],
+        is_mask: Callable[[str], bool],
+    ) -> None:
         self.graph, self.product, self.key_dimension = graph, product, key
+        self._is_mask = is_mask
         self.parts = Parts()
         labels = tuple(() if n == 1 else (self.parts.add(n),) for n in product.shape)
         self.key = labels[key]
@@ -189,6 +197,7 @@ class RowFunctions:
                 self._read_derived(name)
                 or self._read_multiplier(name)
                 or self._read_exponential(name)
+                or self._read_masked_bias(name)
             )
             if derived is None:
                 continue
@@ -250,27 +259,58 @@ class RowFunctions:
     def _read_exponential(self, name: str) -> tuple[set[str], frozenset[str]] | None:
         """(the ops, what they are of), of a source that repeats exponentials along rows; what these are of becomes a
         source: a sink is one in the exponent."""
-        source, ops = self.sources[name], {name}
+        source = self.sources[name]
         if self.varies_along_key(source):
             return None
-        node, labels = self.graph[name], list(map(self.parts.resolve, source.labels))
-        while not _is_exponential(node):
+        repeated = self._list_repeated(source)
+        node, labels = repeated[-1]
+        if not _is_exponential(node):
+            return None
+        inner = Source(node.operands[0], labels)
+        if self.sources.setdefault(inner.name, inner).labels != inner.labels:
+            return None
+        return {node.name for node, _ in repeated}, frozenset((inner.name,))
+
+    def _read_masked_bias(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, a bias and a mask), of a source that repeats their sum; both become sources.
+
+        Apart they are smaller: a bias of all batches and a mask of all heads have a sum of each score.
+        """
+        source = self.sources[name]
+        if not self.varies_along_key(source):
+            return None
+        *above, (added, labels) = self._list_repeated(source)
+        if not _is_sum(added) or any(read_scalar(self.graph, o) is not None for o in added.operands):
+            return None
+        if sorted(map(self._is_mask, added.operands)) != [False, True]:
+            return None
+        ops = {added.name, *(node.name for node, _ in above)}
+        known = dict(self.sources), dict(self.aliases), dict(self._repeated)
+        try:
+            for operand in added.operands:
+                self._add_source(operand, labels)
+        except NotARow:
+            self.sources, self.aliases, self._repeated = known
+            return None
+        return ops, frozenset(self.aliases.get(o, o) for o in added.operands)
+
+    def _list_repeated(self, source: Source) -> list[tuple[Node, tuple[Label, ...]]]:
+        """A source and what it repeats or converts, with the labels of their dimensions, outermost first."""
+        node, labels = self.graph[source.name], tuple(map(self.parts.resolve, source.labels))
+        found = [(node, labels)]
+        while True:
             if isinstance(node.attrs, BroadcastAttrs):
-                labels = [labels[d] for d in node.attrs.dimensions]
+                labels = tuple(labels[d] for d in node.attrs.dimensions)
             elif OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX:
                 whole = tuple(p for label in labels for p in label)
                 try:
-                    labels = list(self.parts.regroup(whole, self.graph[node.operands[0]].shape))
+                    labels = self.parts.regroup(whole, self.graph[node.operands[0]].shape)
                 except NotARow:
-                    return None
-            else:
-                return None
+                    return found
+            elif not OPS[node.op].is_conversion:
+                return found
             node = self.graph[node.operands[0]]
-            ops.add(node.name)
-        inner = Source(node.operands[0], tuple(labels))
-        if self.sources.setdefault(inner.name, inner).labels != inner.labels:
-            return None
-        return ops, frozenset((inner.name,))
+            found.append((node, labels))
 
     def _label(self, node: Node) -> tuple[Label | None, ...]:
         """The parts of each dimension of what an op computes.  Raises NotARow."""
@@ -645,6 +685,15 @@ def _is_exponential(node: Node) -> bool:
     wide = replace(node, type=ArrayType(DType.F64, points.shape))
     with np.errstate(all="ignore"):
         return bool(np.allclose(row.meaning(wide, points), np.exp(points)))
+
+
+def _is_sum(node: Node) -> bool:
+    meaning = OPS[node.op].meaning
+    if not _is_linear(node) or len(node.operands) != 2 or meaning is None:
+        return False
+    points = np.array([1.0, 2.0]), np.array([3.0, -5.0])
+    wide = replace(node, type=ArrayType(DType.F64, points[0].shape))
+    return bool(np.array_equal(meaning(wide, *points), sum(points)))
 
 
 def _is_linear(node: Node) -> bool:

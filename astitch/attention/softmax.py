@@ -105,6 +105,21 @@ class Sink:
 
 
 @dataclass(frozen=True)
+class Bias:
+    """factor: what its numbers are multiplied by before scores are added."""
+
+    source: Source
+    factor: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def read(self, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+        return self.factor * drawn[self.name]
+
+
+@dataclass(frozen=True)
 class Softmax:
     """softmax(scale * scores + biases) of the scores that all masks keep.
 
@@ -116,7 +131,7 @@ class Softmax:
 
     scale: float
     masks: tuple[Mask, ...] = ()
-    biases: tuple[Source, ...] = ()
+    biases: tuple[Bias, ...] = ()
     empty: str = EQUAL
     low: float = 0.0
     low_first: bool = False
@@ -138,7 +153,7 @@ class Softmax:
         """What the exponentials are of, without masks."""
         logits = self.cap * self.bend(scores) if self.cap else self.scale * scores
         for bias in self.biases:
-            logits = logits + drawn[bias.name]
+            logits = logits + bias.read(drawn)
         return logits
 
     def evaluate_both(
@@ -165,7 +180,7 @@ class Softmax:
         """Probabilities beside biases, of which some may be as low as what masks leave out."""
         narrow = np.dtype(np.float32)
         logits: np.ndarray = self.cap * self.bend(scores) if self.cap else self.scale * scores
-        biases = sum((drawn[b.name] for b in self.biases), np.zeros((1, 1))).astype(narrow)
+        biases = sum((b.read(drawn) for b in self.biases), np.zeros((1, 1))).astype(narrow)
         kept = np.ones(scores.shape, np.bool_)
         for mask in self.masks:
             kept &= mask.read(drawn)
@@ -284,7 +299,8 @@ def _finish_fit(
         if not mask.keeps_true and rows.graph[mask.source.name].dtype is not DType.PRED:
             return None  # it leaves out where a number is 0
     scale = float(np.float32(fit.scale))
-    softmax = Softmax(scale, found, tuple(biases), EQUAL, 0.0, False, fit.cap, None, fit.sink)
+    added = tuple(map(Bias, biases, fit.factors))
+    softmax = Softmax(scale, found, added, EQUAL, 0.0, False, fit.cap, None, fit.sink)
     empty = _read_empty(rows, name, masks, softmax)
     if not (found and biases):
         return replace(softmax, empty=empty, low=LOW_OF_EMPTY.get(empty, 0.0))
@@ -306,7 +322,7 @@ def _leaves_out_as(rows: RowFunctions, name: str, masks: Container[str], softmax
             given = drawn[bias.name]
             chosen = random.random(given.shape) < 0.5
             chosen[4:8] = True  # all that the mask keeps is as low
-            drawn = rows.replace_drawn(drawn, bias, np.where(chosen, low, given))
+            drawn = rows.replace_drawn(drawn, bias.source, np.where(chosen, low, given))
         for mask in softmax.masks:
             given = np.array(drawn[mask.source.name])
             is_condition = given.dtype == np.bool_
@@ -329,6 +345,7 @@ CONSTANT = Source("", ())
 @dataclass(frozen=True)
 class _Fit:
     scale: float
+    factors: tuple[float, ...]
     keeps_true: tuple[bool, ...]
     sink: Sink | None
     cap: float = 0.0
@@ -360,7 +377,11 @@ def _fit_draws(
         if draw in FAR_DRAWS and not np.any(np.isfinite(p)):
             continue
         seen = [np.broadcast_to(as_seen(drawn[m.name]), scores.shape) for m in own]
-        added = [np.broadcast_to(drawn[b.name], scores.shape) for b in biases]
+        factors = first.factors if first else (1.0,) * len(biases)
+        added = [
+            np.broadcast_to(factor * drawn[b.name], scores.shape)
+            for b, factor in zip(biases, factors, strict=True)
+        ]
         x = np.tanh(slope * scores) if slope else scores
         if first and first.sink and draw in FAR_DRAWS:
             if not _has_sink(p, first, x, seen, added, drawn):
@@ -370,8 +391,12 @@ def _fit_draws(
         if fit is None:
             return None
         first = first or fit
-        tolerance = (GRADIENT_TOLERANCE if slope else TOLERANCE) * first.scale
-        if abs(fit.scale - first.scale) > tolerance or fit.keeps_true != first.keeps_true:
+        tolerance = GRADIENT_TOLERANCE if slope else TOLERANCE
+        if abs(fit.scale - first.scale) > tolerance * first.scale:
+            return None
+        if fit.keeps_true != first.keeps_true:
+            return None
+        if fit is not first and any(abs(factor - 1) > tolerance for factor in fit.factors):
             return None
         if first.sink and not _has_sink(p, first, x, seen, added, drawn):
             return None
@@ -393,8 +418,8 @@ def _fit_scale(
     biases: Sequence[np.ndarray],
     sink: Source | None,
 ) -> _Fit | None:
-    """The scale for which p is in each row a multiple of the softmax of scale * scores + biases, of those that the
-    masks leave.  sink: what may take the rest, see CONSTANT."""
+    """The scale and the factors for which p is in each row a multiple of the softmax of scale * scores + factor * bias
+    of each, of those that the masks leave.  sink: what may take the rest, see CONSTANT."""
     if not np.all(np.isfinite(p)) or np.any(p < 0):
         return None
     sums = p.sum(1, keepdims=True)
@@ -415,15 +440,18 @@ def _fit_scale(
         return np.where(kept, x - mean, 0)
 
     given = centre(np.log(np.where(there, p, 1.0)))
-    rest = given - sum((centre(b) for b in biases), np.zeros_like(given))
-    x = centre(scores)
-    scale = float((x * rest).sum() / (x * x).sum())
-    agrees = np.max(abs(rest - scale * x)) <= TOLERANCE * np.max(abs(given))
+    columns = np.stack([centre(x).ravel() for x in (scores, *biases)], 1)
+    solved = np.linalg.lstsq(columns, given.ravel(), rcond=None)[0]
+    solved = np.where(columns.any(0), solved, 1.0)  # what is the same along a row adds nothing
+    scale, *factors = map(float, solved)
+    agrees = np.max(abs(given.ravel() - columns @ solved)) <= TOLERANCE * np.max(abs(given))
     if not agrees or scale <= 0:
         return None
+    factors = [_round_factor(factor) for factor in factors]
     found = None
     if sink is CONSTANT:
-        exponentials = np.exp(scale * scores + sum(biases, np.zeros_like(scores)))
+        added = sum((f * b for f, b in zip(factors, biases, strict=True)), np.zeros_like(scores))
+        exponentials = np.exp(scale * scores + added)
         total = np.where(kept, exponentials, 0).sum(1, keepdims=True)
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = (total * (1 - sums) / sums)[full]
@@ -432,7 +460,14 @@ def _fit_scale(
             return None
     elif sink is not None:
         found = Sink(sink)
-    return _Fit(scale, keeps_true, found)
+    return _Fit(scale, tuple(factors), keeps_true, found)
+
+
+def _round_factor(factor: float) -> float:
+    """To the digits of f32, in which programs have such numbers; to a whole number where it is one but for rounding."""
+    nearest = round(factor)
+    is_whole = nearest and abs(factor - nearest) <= TOLERANCE
+    return float(nearest) if is_whole else float(np.float32(factor))
 
 
 LEAST_FULL = 3

@@ -58,16 +58,17 @@ def render_tiled_attention(
     if node.op == "attention":
         return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
     of_q, *of_keys = results[:3]
-    nodes, names = _call(
-        node, "queries", write_gradient_of_queries(shape, rates.queries.tiling), [of_q]
-    )
-    others, more = _call(node, "keys", write_gradient_of_keys(shape, rates.keys.tiling), of_keys)
-    nodes, names = [*nodes, *others], [*names, *more]
-    if shape_sums := results[3:]:
+    of_bias = list(results[3:])
+    beside = of_bias if shape.writes_bias_gradient else []
+    program = write_gradient_of_queries(shape, rates.queries.tiling)
+    nodes, (name, *last) = _call(node, "queries", program, [of_q, *beside])
+    others, names = _call(node, "keys", write_gradient_of_keys(shape, rates.keys.tiling), of_keys)
+    nodes += others
+    if of_bias and not beside:
         program = write_gradient_of_bias(shape, rates.bias.tiling)
-        others, more = _call(node, "bias", program, shape_sums)
-        nodes, names = [*nodes, *others], [*names, *more]
-    return nodes, names
+        others, last = _call(node, "bias", program, of_bias)
+        nodes += others
+    return nodes, [name, *names, *last]
 
 
 def _call_by_parts(

@@ -5,7 +5,9 @@
     join: sums, statistics -> o, statistics                a block for each row
     gradient_of_keys: ..., statistics, do, delta -> dk, dv  a block for each head of k and tile of keys
     gradient_of_queries: the same -> dq                     a block for each head and tile of queries
-    gradient_of_bias: the same -> dbias                     a block for each tile of the bias
+    gradient_of_bias: the same -> dbias                     a block for each tile of a bias that several share
+
+The gradient of a bias that nothing shares is that of the scores: gradient_of_queries gives it beside dq.
 
 Scores live in registers.  The forward pass keeps a running maximum and sum for each row, and rescales what it has
 added up (FlashAttention-2, https://arxiv.org/abs/2307.08691).  The gradient computes the scores again, once for dk and
@@ -64,7 +66,7 @@ def write_gradient_of_keys(shape: AttentionShape, tiling: Tiling) -> TileProgram
 
 
 def write_gradient_of_queries(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """q, k, v, statistics, do, delta, arrays... -> dq."""
+    """q, k, v, statistics, do, delta, arrays... -> dq, where nothing shares a bias (dq, dbias)."""
     return _Kernel(shape, tiling).gradient_of_queries()
 
 
@@ -279,6 +281,37 @@ class _Arrays:
         offsets, mask = self._places(layout, batch, head, numbers, limit)
         self.b.store(parameter, offsets, self.b.convert(value, layout.dtype), mask)
 
+    def _store_of_scores(
+        self,
+        parameter: int,
+        result: Parameter,
+        batch: Tile,
+        head: Tile,
+        rows: Tile,
+        columns: Tile,
+        value: Tile,
+    ) -> None:
+        """A tile of an array with an element for each score."""
+        offsets = self._row_places(batch, head, rows).column() * self.shape.keys + columns.row()
+        self._store_tile(parameter, result, offsets, rows, columns, value)
+
+    def _store_tile(
+        self,
+        parameter: int,
+        result: Parameter,
+        offsets: Tile,
+        rows: Tile,
+        columns: Tile,
+        value: Tile,
+    ) -> None:
+        """What lies in the array, of [rows, columns]."""
+        inside = self._inside(rows, self.shape.queries, rows.shape[0])
+        mask = inside.column() if inside is not None else None
+        inside = self._inside(columns, self.shape.keys, columns.shape[0])
+        if inside is not None:
+            mask = inside.row() if mask is None else mask & inside.row()
+        self.b.store(parameter, offsets, self.b.convert(value, result.dtype), mask)
+
     def _row_places(self, batch: Tile, head: Tile, rows: Tile) -> Tile:
         return (batch * self.shape.heads + head) * self.shape.queries + rows
 
@@ -387,6 +420,12 @@ class _Kernel(_Arrays):
         if s.through_masks:
             lower, upper = self._see_all(batch, group, lower, upper, s.keys)
         self._hold(batch, head, rows, None)
+        reads = _GRADIENT + len(s.arrays)
+        others = [Parameter(s.bias.dtype, s.bias.size)] * s.writes_bias_gradient if s.bias else []
+
+        def store_of_bias(columns: Tile, value: Tile) -> None:
+            if others:
+                self._store_of_scores(reads + 1, others[0], batch, head, rows, columns, value)
 
         def turn(at: Tile, dq: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
@@ -397,13 +436,22 @@ class _Kernel(_Arrays):
             of_rows = [x.column() for x in statistics]
             p, bent = self._probabilities(q, k, seen, of_rows, *places)
             ds = p * (self._drop(self._multiply(do, b.transpose(v)), seen.drop) - delta.column())
+            store_of_bias(columns, ds if s.low_first else self._stop(ds, seen, None, *places))
             return (self._multiply(self._stop(ds, seen, bent, *places), k, dq),)
 
         start = b.full((t.queries, self.width), 0.0)
         (dq,) = b.loop(lower, upper, t.keys, (start,), turn)
-        reads = _GRADIENT + len(s.arrays)
         self._store(reads, s.q, batch, head, rows, s.queries, dq * s.scale)
-        return self._finish("gradient_of_queries", reads, (s.q, s.k, s.v), (s.q,))
+        if others and s.causal:  # scores that no query of the tile sees have none
+
+            def clear(at: Tile) -> Sequence[Tile]:
+                store_of_bias(at + b.range(t.keys), b.full((t.queries, t.keys), 0.0))
+                return ()
+
+            b.loop(b.scalar(0), lower, t.keys, (), clear)
+            seen_tiles = (upper - lower + (t.keys - 1)) / t.keys * t.keys
+            b.loop(lower + seen_tiles, b.scalar(s.keys), t.keys, (), clear)
+        return self._finish("gradient_of_queries", reads, (s.q, s.k, s.v), (s.q,), others)
 
     def gradient_of_keys(self) -> TileProgram:
         """Scores are transposed: keys by queries.  The heads that share keys are added up in their order."""
@@ -650,7 +698,7 @@ class _Kernel(_Arrays):
 
 class _BiasKernel(_Kernel):
     def gradient_of_bias(self) -> TileProgram:
-        """The batches, and the heads that share a bias, are added up in their order: see type_bias_gradient."""
+        """The batches, and the heads that share a bias, are added up in their order."""
         b, s, t = self.b, self.shape, self.tiling
         assert s.bias
         self.first_array = _GRADIENT
@@ -675,11 +723,7 @@ class _BiasKernel(_Kernel):
             """(batch, head) of a turn."""
             if own_batches == own_heads == 1:
                 return number / s.heads, number % s.heads
-            if own_batches == 1:
-                return number, own
-            if own_heads == 1:
-                return own, number
-            return own / s.heads, own % s.heads
+            return (number, own) if own_batches == 1 else (own, number)
 
         def turn(number: Tile, total: Tile) -> Sequence[Tile]:
             batch, head = locate(number)
@@ -698,14 +742,9 @@ class _BiasKernel(_Kernel):
         start = b.full((t.queries, t.keys), 0.0)
         (total,) = b.loop(b.scalar(0), upper, 1, (start,), turn)
         offsets = own * (s.queries * s.keys) + rows.column() * s.keys + columns.row()
-        inside = self._inside(rows, s.queries, t.queries)
-        mask = inside.column() if inside is not None else None
-        inside = self._inside(columns, s.keys, t.keys)
-        if inside is not None:
-            mask = inside.row() if mask is None else mask & inside.row()
         reads = _GRADIENT + len(s.arrays)
-        result = Parameter(DType.F32 if turns > 1 else s.bias.dtype, s.bias.size)
-        b.store(reads, offsets, b.convert(total, result.dtype), mask)
+        result = Parameter(DType.F32, s.bias.size)
+        self._store_tile(reads, result, offsets, rows, columns, total)
         return self._finish("gradient_of_bias", reads, (s.q, s.k, s.v), (), (result,))
 
 

@@ -123,6 +123,12 @@ class AttentionShape:
         return self.bias is not None
 
     @property
+    def writes_bias_gradient(self) -> bool:
+        """Is the gradient of a bias that of the scores, which nothing adds up?"""
+        count = self.batch * self.heads * self.queries * self.keys
+        return self.sums_bias and self.bias is not None and self.bias.size == count
+
+    @property
     def has_nan_rows(self) -> bool:
         """Are probabilities NaN where masks leave a row no score?  Beside a bias they are by themselves."""
         return self.low == -math.inf and self.has_masks and not (self.bias or self.sink)

@@ -198,7 +198,10 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         blocks = of_heads * count_tiles(shape.queries, queries.queries)
         kernels.append((rates.queries, 3, blocks, 3 * of_q))
         total += 2 * GRADIENT_LAUNCH_US
-    if gradient and shape.sums_bias and shape.bias:
+    of_scores = 0  # bytes, where no block reads again what another one has
+    if shape.bias and shape.bias.size == of_heads * shape.queries * shape.keys:
+        of_scores = shape.bias.size * shape.bias.dtype.bytes
+    if gradient and shape.sums_bias and shape.bias and not shape.writes_bias_gradient:
         # A block has a tile of the bias, and reads its rows of q, k, v and do for each batch.
         rows, columns = BIAS_TILING.queries, BIAS_TILING.keys
         tiles = count_tiles(shape.queries, rows) * count_tiles(shape.keys, columns)
@@ -211,7 +214,9 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         share = min(1.0, blocks / (BLOCKS_PER_SM * gpu.sms))
         flops = 2.0 * products * _width(shape) * scores
         compute_us = flops / (rate.tflops * speed * share * 1e6)
-        total += max(compute_us, (moved + 2 * of_k) / gpu.bandwidth_gbs / 1e3)
+        total += max(compute_us, (moved + 2 * of_k + of_scores) / gpu.bandwidth_gbs / 1e3)
+    if gradient and shape.writes_bias_gradient:
+        total += of_scores / gpu.bandwidth_gbs / 1e3
     return total
 
 

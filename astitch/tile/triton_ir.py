@@ -213,12 +213,15 @@ class _Writer:
         )
         types = ", ".join(write_type(v.type) for v in loop.initial)
         bounds = f"{self._name(loop.index)} = {self._name(loop.lower)} to {self._name(loop.upper)}"
-        self._line(
-            f"{results}:{len(loop.results)} = scf.for {bounds} step {step} iter_args({pairs}) -> ({types}) : i32 {{"
-        )
+        names, carried = "", ""
+        if loop.results:
+            names = f"{results}:{len(loop.results)} = "
+            carried = f" iter_args({pairs}) -> ({types})"
+        self._line(f"{names}scf.for {bounds} step {step}{carried} : i32 {{")
         self.depth += 1
         self._write_all(loop.body)
-        self._line(f"scf.yield {', '.join(map(self._name, loop.yielded))} : {types}")
+        if loop.results:
+            self._line(f"scf.yield {', '.join(map(self._name, loop.yielded))} : {types}")
         self.depth -= 1
         self._line("}")
         self.names |= {v: f"{results}#{number}" for number, v in enumerate(loop.results)}

@@ -115,11 +115,11 @@ def check(case: Case) -> None:
     shape = describe_shape(
         replace(node, op="attention-gradient", attrs=attrs), list(map(type_of, given))
     )
-    (dq,) = interpret(write_gradient_of_queries(shape, case.tiling), given)
+    dq, *of_bias = interpret(write_gradient_of_queries(shape, case.tiling), given)
     dk, dv = interpret(write_gradient_of_keys(shape, case.tiling), given)
     gradients = meanings_of_gradient(node, q, k, v, statistics, do, delta, *case.draw()[4:])
-    found = [dq, dk, dv]
-    if attrs.sums_bias:
+    found = [dq, dk, dv, *of_bias]
+    if attrs.sums_bias and not of_bias:
         found += interpret(write_gradient_of_bias(shape, case.tiling), given)
     compare(found, gradients, 2 * bound, terms=batch * heads * queries)
 
