@@ -134,10 +134,20 @@ class Search:
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
+        rows = RowFunctions(self.graph, scores, key, self.order, self.masks.is_mask)
+        found = self.find_in(rows)
+        if found or not rows.takes_apart:
+            return found
+        # The gradient of a sum of a bias and a mask may be read as a whole.
+        return self.find_in(RowFunctions(self.graph, scores, key, self.order))
+
+    def find_in(self, rows: RowFunctions) -> Attention | None:
+        """The attention that rows are of."""
         graph = self.graph
-        rows = RowFunctions(graph, scores, key, self.order, self.masks.is_mask)
         readers = _find_readers(graph, rows)
         products = {r.product.name for r in readers}
+        # The gradients of a bias of several layers are added up: what others give is none of these rows.
+        rows.leave_out({name for reader in readers for name in rows.reads[reader.value]})
         sums: list[BiasSum] = []
         for name in _find_escaping(graph, rows, products) if readers else ():
             if _varies_by_key(rows, name):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -127,7 +127,8 @@ class Source:
 class RowFunctions:
     """The ops that compute rows from the rows of a product.
 
-    key: the number of the product's dimension along which a row lies.  is_mask: of an array's name.
+    key: the number of the product's dimension along which a row lies.
+    is_mask: of an array's name; given, sums of a bias and a mask are taken apart.
     """
 
     def __init__(
@@ -136,10 +137,11 @@ class RowFunctions:
         product: Node,
         key: int,
         order: Mapping[str, int],
-        is_mask: Callable[[str], bool],
+        is_mask: Callable[[str], bool] | None = None,
     ) -> None:
         self.graph, self.product, self.key_dimension = graph, product, key
         self._is_mask = is_mask
+        self.takes_apart = False  # a sum of a bias and a mask
         self.parts = Parts()
         labels = tuple(() if n == 1 else (self.parts.add(n),) for n in product.shape)
         self.key = labels[key]
@@ -277,7 +279,7 @@ class RowFunctions:
         Apart they are smaller: a bias of all batches and a mask of all heads have a sum of each score.
         """
         source = self.sources[name]
-        if not self.varies_along_key(source):
+        if self._is_mask is None or not self.varies_along_key(source):
             return None
         *above, (added, labels) = self._list_repeated(source)
         if not _is_sum(added) or any(read_scalar(self.graph, o) is not None for o in added.operands):
@@ -292,6 +294,7 @@ class RowFunctions:
         except NotARow:
             self.sources, self.aliases, self._repeated = known
             return None
+        self.takes_apart = True
         return ops, frozenset(self.aliases.get(o, o) for o in added.operands)
 
     def _list_repeated(self, source: Source) -> list[tuple[Node, tuple[Label, ...]]]:
@@ -363,6 +366,11 @@ class RowFunctions:
             raise NotARow
         kept = [d for d in range(len(first)) if d not in node.attrs.dimensions]
         return tuple(first[d] for d in kept)
+
+    def leave_out(self, known: Collection[str]) -> None:
+        """Leaves out what reads other sources than these."""
+        foreign = {name for name, read in self.reads.items() if not read <= {*known}}
+        self.labels = {name: x for name, x in self.labels.items() if name not in foreign}
 
     def is_longer(self, label: Label | None) -> bool:
         return label is not None and len(label) == 1 and label[0] in self._longer
