@@ -103,7 +103,7 @@ def _why_not(graph: Graph, attention: Attention) -> str:
     """Why the kernel cannot compute it, or would read what others have to write first; empty: it can."""
     softmax = attention.softmax
     biases = [graph[bias.name].dtype for bias in softmax.biases]
-    if attention.causal or softmax.drop or len(biases) > 1:
+    if attention.causal or softmax.drop:
         return "no kernel of few queries has its form"
     if any(dtype not in (DType.F16, DType.BF16, DType.F32) for dtype in biases):
         return "no kernel of few queries has its form"

@@ -286,13 +286,22 @@ class Search:
             found.append(replace(one, factor=fit))
         return tuple(found)
 
-    def sums_as_kernels(self, attention: Attention) -> bool:
-        """Does our kernel give the gradients of a bias so: summed over all of the batch, or the heads, that share it?"""
-        rows, split = attention.rows, attention.split
+    def put_learned_first(self, attention: Attention) -> Attention | None:
+        """With the bias first of which our kernel gives the gradient; None where it gives none of what is read."""
         if not attention.bias_sums:
-            return True
-        if len(attention.softmax.biases) != 1:
-            return False
+            return attention
+        biases = attention.softmax.biases
+        for bias in biases:
+            ordered = (bias, *(other for other in biases if other is not bias))
+            found = replace(attention, softmax=replace(attention.softmax, biases=ordered))
+            if self.sums_as_kernels(found):
+                return found
+        return None
+
+    def sums_as_kernels(self, attention: Attention) -> bool:
+        """Does our kernel give the gradients of the first bias so: summed over all of the batch, or the heads, that
+        share it?"""
+        rows, split = attention.rows, attention.split
         labels = find_repeated(rows, attention.softmax.biases[0].source)[1]
         varying = {p for label in labels for p in rows.parts.resolve(label)}
         batch, heads, queries, keys = (
@@ -469,20 +478,19 @@ class Search:
         """As our own kernels have it; None where they lack its form."""
         biases = attention.softmax.biases
         masks = bool(attention.masks or attention.comparisons)
-        if len(biases) > 1 or any(self.graph[b.name].dtype not in _OF_TILES for b in biases):
+        if any(self.graph[b.name].dtype not in _OF_TILES for b in biases):
             return None
         if not self.saves_memory(attention, of_library=False):
             return None
         found = replace(attention, tiles=choose_precision(attention))
         if not (masks and attention.gradients):
-            return found if self.sums_as_kernels(found) else None
+            return self.put_learned_first(found)
         assert attention.gradient
         known = self.masks.find(attention.rows)
         passes = passes_masks(attention.rows, attention.softmax, attention.gradient, known)
         if passes is None:
             return None
-        found = replace(found, through_masks=passes)
-        return found if self.sums_as_kernels(found) else None
+        return self.put_learned_first(replace(found, through_masks=passes))
 
     def saves_memory(self, attention: Attention, *, of_library: bool) -> bool:
         """Are arrays of scores far smaller than these?  Our own kernels may also read a bias as large: beside it the

@@ -162,6 +162,7 @@ def describe(attention: Attention, graph: Graph) -> AttentionShape:
         v=lay_out(attention.v, columns),
         o=lay_out(attention.v, rows),
         bias=biases[0] if biases else None,
+        other_bias=biases[1] if len(biases) > 1 else None,
         precision=attention.tiles,
         cap=softmax.cap,
         drop=lay_out_scores(drop.source if drop else None),

@@ -45,6 +45,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops.attention import (
     ARRAYS,
+    BIASES,
     SCALES,
     TABLES,
     has_two_statistics,
@@ -374,8 +375,8 @@ class _Place:
                 make = partial(self._make_bias, origin, narrow=narrow, factor=bias.factor)
                 add("bias", bias.source, make)
             return found
-        for bias in softmax.biases:
-            add("bias", bias.source, partial(self._multiply, origin, factor=bias.factor))
+        for name, bias in zip(BIASES, softmax.biases, strict=False):
+            add(name, bias.source, partial(self._multiply, origin, factor=bias.factor))
         for mask in attention.masks:
             make = partial(self._make_conditions, origin, keeps_true=mask.keeps_true)
             add("mask", mask.source, make)

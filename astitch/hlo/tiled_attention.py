@@ -138,6 +138,7 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         v=replace(describe_layout(v, a.v), size=sizes[1]),
         o=describe_layout(ArrayType(q.dtype, tuple(o)), a.q),
         bias=by_name.get("bias"),
+        other_bias=by_name.get("other-bias"),
         precision=a.tiles,
         through_masks=a.through_masks,
         cap=a.cap,

@@ -125,6 +125,8 @@ class _Arrays:
 
         numbers = iter(range(len(s.of_scores)))
         bias = load(s.bias) if s.bias else None
+        if bias and s.other_bias:
+            bias = b.convert(bias, DType.F32) + b.convert(load(s.other_bias), DType.F32)
         kept = [load(mask) for mask in s.masks]
         for comparison in s.comparisons:
             left, right = load(comparison.left), load(comparison.right)

@@ -46,6 +46,7 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
+    other_bias: beside a bias, which alone has a gradient.
     layers: of k and v, of which an array says which one is read; 0: there is none of it.
     k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position.
     page: positions of a page; 0: there are none.  k_pages, v_pages: tables by batch and page of a sequence; k and v are
@@ -67,6 +68,7 @@ class AttentionShape:
     v: Layout
     o: Layout
     bias: Layout | None = None
+    other_bias: Layout | None = None
     precision: str = "tf32"
     through_masks: bool = False
     cap: float = 0.0
@@ -102,7 +104,7 @@ class AttentionShape:
     def of_scores(self) -> tuple[Layout, ...]:
         """The arrays of which a tile of scores has one, in the order in which kernels have them as parameters."""
         compared = [side for c in self.comparisons for side in (c.left, c.right)]
-        given = (self.bias, *self.masks, *compared, self.drop)
+        given = (self.bias, self.other_bias, *self.masks, *compared, self.drop)
         return tuple(array for array in given if array)
 
     @property

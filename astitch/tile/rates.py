@@ -140,12 +140,14 @@ def find_rates(shape: AttentionShape) -> Rates | None:
         return None
     kernels = [rates.forward, rates.keys, rates.queries]
     wide = shape.q.dtype is DType.F32
-    alone = [array for array in (shape.bias, *shape.masks, shape.drop) if array]
+    biases = [array for array in (shape.bias, shape.other_bias) if array]
+    alone = [*biases, *shape.masks, *([shape.drop] if shape.drop else [])]
     whole = [array for array in alone if 0 not in array.strides[2:]]
     conditions = sum(array.dtype is DType.PRED for array in whole)
     rows = len(alone) - len(whole) + len(shape.comparisons)
     if len(whole) > conditions:
-        kernels = [Rate(WITH_BIAS, RATE_WITH_BIAS * rate.tflops) for rate in kernels]
+        share = RATE_WITH_BIAS ** max(1, sum(array in whole for array in biases))
+        kernels = [Rate(WITH_BIAS, share * rate.tflops) for rate in kernels]
     elif wide and _width(shape) > WIDEST_WITH_CONDITIONS:
         kernels = [replace(r, tiling=_drop_stages(r.tiling, conditions)) for r in kernels]
     # One of them was measured; several are taken to cost as much each.
@@ -198,9 +200,10 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         blocks = of_heads * count_tiles(shape.queries, queries.queries)
         kernels.append((rates.queries, 3, blocks, 3 * of_q))
         total += 2 * GRADIENT_LAUNCH_US
-    of_scores = 0  # bytes, where no block reads again what another one has
-    if shape.bias and shape.bias.size == of_heads * shape.queries * shape.keys:
-        of_scores = shape.bias.size * shape.bias.dtype.bytes
+    # Bytes that no block reads again after another one.
+    scores = of_heads * shape.queries * shape.keys
+    biases = [array for array in (shape.bias, shape.other_bias) if array]
+    of_scores = sum(x.size * x.dtype.bytes for x in biases if x.size == scores)
     if gradient and shape.sums_bias and shape.bias and not shape.writes_bias_gradient:
         # A block has a tile of the bias, and reads its rows of q, k, v and do for each batch.
         rows, columns = BIAS_TILING.queries, BIAS_TILING.keys
@@ -215,8 +218,8 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         flops = 2.0 * products * _width(shape) * scores
         compute_us = flops / (rate.tflops * speed * share * 1e6)
         total += max(compute_us, (moved + 2 * of_k + of_scores) / gpu.bandwidth_gbs / 1e3)
-    if gradient and shape.writes_bias_gradient:
-        total += of_scores / gpu.bandwidth_gbs / 1e3
+    if gradient and shape.writes_bias_gradient and shape.bias:
+        total += shape.bias.size * shape.bias.dtype.bytes / gpu.bandwidth_gbs / 1e3
     return total
 
 

@@ -326,8 +326,49 @@ def rows_of_one_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 
 WHOLE = np.stack([BIAS, -BIAS])
+PAIR = np.stack([WHOLE, 2 * WHOLE[::-1]])
+
+
+def scaled_with_its_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand((s + bias) / 3.3))(q, k, v)
+
+
+def without_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(s - 0.25 * bias))(q, k, v)
+
+
+def of_two_layers(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    weigh = attend(lambda s: by_hand(s + bias))
+    return weigh(weigh(q, k, v), k, v)
+
+
+def joined_to_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    low = jnp.where(MASK[:, None, None, :], 0.0, LOWEST_F32)
+    return attend(lambda s: by_hand(s + (bias + low)))(q, k, v)
+
+
+def joined_for_two_layers(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    low = jnp.where(MASK[:, None, None, :], 0.0, LOWEST_F32)
+    return of_two_layers(q, k, v, low + bias)
+
+
+def beside_numbers_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As a mask that is given as numbers: what they are is not known."""
+    return attend(lambda s: by_hand(s + bias[:1] + ROW))(q, k, v)
+
+
+def two_of_each_score(q: Any, k: Any, v: Any, pair: Any) -> Any:
+    return attend(lambda s: by_hand((s + pair[0] + 0.5 * pair[1]) * 0.7))(q, k, v)
+
+LOWEST_F32 = float(np.finfo(np.float32).min)
+ROW = np.random.default_rng(1).standard_normal((BATCH, 1, 1, QUERIES)).astype(F32)
 
 LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "scaled": (scaled_with_its_bias, BIAS),
+    "scaled, of each score": (scaled_with_its_bias, WHOLE),
+    "joined to a mask": (joined_to_a_mask, BIAS),
+    "beside numbers of keys": (beside_numbers_of_keys, WHOLE),
+    "two of each score": (two_of_each_score, PAIR),
     "of each score": (whole_bias, WHOLE),
     "of each score, masked": (whole_bias_behind, WHOLE),
     "of another product": (scores_of_another_product, draw()[1][0]),
@@ -353,6 +394,26 @@ def test_the_gradient_of_a_bias(name: str) -> None:
     others = int(name == "of another product")
     fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
     assert [a.sums_bias for a in list_attention(fused)] == [False, True]
+
+
+@pytest.mark.parametrize("function", [of_two_layers, joined_for_two_layers])
+@pytest.mark.parametrize("given", [BIAS, WHOLE])
+def test_layers_that_share_a_bias(function: Callable[..., Any], given: np.ndarray) -> None:
+    """The gradients that they give it are added up."""
+    arrays = [*draw(), given.astype(F32)]
+    for which, count in ((function, 2), (make_gradient(function, 4), 4)):
+        graph, fused = fuse(which, arrays)
+        assert len(list_attention(fused)) == count
+        wanted = run_graph(graph, arrays)
+        for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+            for found, expected in zip(results, wanted, strict=True):
+                compare(found, expected, 6e-3)
+
+
+def test_a_bias_that_is_subtracted_is_one() -> None:
+    for given in (BIAS, WHOLE):
+        fused = check_both(without_a_bias, [*draw(), given.astype(F32)])
+        assert list_attention(fused)[0].arrays == ("bias",)
 
 
 def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
@@ -836,7 +897,7 @@ def test_any_number_of_features(features: int) -> None:
     [
         ("bias", Projection(70.0, 50.0), "50 us are projected, and 70 us of kernels"),
         ("bias", None, find.NOT_MEASURED),
-        ("two", Projection(0.0, 1.0), find.NO_FORM),
+        ("wide values", Projection(0.0, 1.0), find.NO_FORM),
     ],
 )
 def test_what_stays_is_named(
@@ -844,12 +905,13 @@ def test_what_stays_is_named(
 ) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: projected)
 
-    def function(s: Any, second: Any) -> Any:
-        """Two biases have no form."""
-        biased = s + 0.1 * jnp.arange(s.shape[-1])
-        return by_hand(biased if name == "bias" else biased + second)
+    def function(s: Any) -> Any:
+        return by_hand(s + 0.1 * jnp.arange(s.shape[-1]))
 
-    graph, _ = fuse(attend(function), [*draw(), KEPT.astype(F32)])
+    q, k, v = draw()
+    if name == "wide values":
+        v = np.concatenate([v, v], -1)
+    graph, _ = fuse(attend(function), [q, k, v])
     left: list[str] = []
     assert fuse_attention(graph, GPU, left=left) is graph
     (line,) = left

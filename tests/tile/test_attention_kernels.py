@@ -152,6 +152,8 @@ def cases(draw) -> Case:
     arrays = []
     if draw(st.booleans()):
         arrays.append(("bias", draw(st.sampled_from((DType.F32, dtype))), draw(varies)))
+        if draw(st.booleans()):
+            arrays.append(("other-bias", draw(st.sampled_from((DType.F32, dtype))), draw(varies)))
     if not (arrays and causal):
         for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
             arrays.append(("mask", DType.PRED, draw(varies)))

@@ -12,7 +12,7 @@ of scores.  o is ordered as q is, each gradient as what it is the gradient of.
 
 | array | of | its part |
 |---|---|---|
-| bias | numbers | added to scaled scores |
+| bias, other-bias | numbers | added to scaled scores; the second where there is a first |
 | mask | conditions | the scores that are kept; several: those that all of them keep |
 | EQ, NE, LT, LE, GT, GE | numbers, twice | a score is kept where both compare so; the first has one column |
 | drop | conditions or numbers | probabilities are multiplied by it and by the gain, as dropout does |
@@ -83,7 +83,9 @@ INTEGERS = (DType.S8, DType.U8)
 
 TABLES = ("k-pages", "v-pages")
 
-ARRAYS = ("bias", "mask", *COMPARISONS, "drop", "sink", "empty", *SCALES, *TABLES, "layer")
+BIASES = ("bias", "other-bias")
+
+ARRAYS = (*BIASES, "mask", *COMPARISONS, "drop", "sink", "empty", *SCALES, *TABLES, "layer")
 """In the order in which operands have them."""
 
 SEVERAL = ("mask", *COMPARISONS)
@@ -196,6 +198,7 @@ def _check(
         len(scaled) == len(a.scales) and (not scaled or a.share > 0),
         f"orders of {scaled} are given",
     )
+    require("other-bias" not in a.arrays or "bias" in a.arrays, "a second bias without a first")
     masked = any(name in ("mask", *COMPARISONS) for name in a.arrays)
     require(not (masked and a.causal and "bias" in a.arrays), "masks beside a bias and a band")
     batch, heads, positions, features = _extents(q, a.q)
@@ -297,9 +300,11 @@ def _read_arrays(a: AttentionAttrs, arrays: Sequence[Array], shape: tuple[int, .
     empty: Array = ~np.any(kept, axis=-1, keepdims=True)
     if "bias" in by_name or "sink" in by_name:
         empty = np.zeros_like(empty)
-    wide = {name: by_name[name].astype(np.float64) for name in ("bias", "sink") if name in by_name}
-    drop = by_name.get("drop")
-    return _Rows(a.gain, wide.get("bias"), kept, empty, drop, wide.get("sink"))
+    wide = {name: by_name[name].astype(np.float64) for name in (*BIASES, "sink") if name in by_name}
+    bias, other = (wide.get(name) for name in BIASES)
+    if bias is not None and other is not None:
+        bias = _to_f32(bias + other)
+    return _Rows(a.gain, bias, kept, empty, by_name.get("drop"), wide.get("sink"))
 
 
 def _scores(q: Array, k: Array, a: AttentionAttrs, rows: _Rows) -> Array:
@@ -416,9 +421,9 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
     )
     if not a.sums_bias or rows.bias is None:
         return results
-    shared = tuple(d for d in range(2) if rows.bias.shape[d] == 1)
-    given = arrays[a.arrays.index("bias")].dtype
-    of_bias = np.float32 if rows.bias.shape[:2] != added.shape[:2] else given
+    bias = arrays[a.arrays.index("bias")]
+    shared = tuple(d for d in range(2) if bias.shape[d] == 1)
+    of_bias = np.float32 if bias.shape[:2] != added.shape[:2] else bias.dtype
     return (*results, added.sum(shared, keepdims=True).astype(of_bias))
 
 
