@@ -299,8 +299,8 @@ class Search:
         return None
 
     def sums_as_kernels(self, attention: Attention) -> bool:
-        """Does our kernel give the gradients of the first bias so: summed over all of the batch, or the heads, that
-        share it?"""
+        """Does our kernel give the gradients of the first bias: summed over all of the batch, or the heads, that share
+        it, if not over more?"""
         rows, split = attention.rows, attention.split
         labels = find_repeated(rows, attention.softmax.biases[0].source)[1]
         varying = {p for label in labels for p in rows.parts.resolve(label)}
@@ -311,7 +311,7 @@ class Search:
         shared = {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
         if not varying >= {*queries, *keys}:
             return False
-        if any(set(rows.parts.resolve(one.over)) != shared for one in attention.bias_sums):
+        if any(not shared <= {*rows.parts.resolve(one.over)} for one in attention.bias_sums):
             return False
         if not shared and not self.keeps_type(attention):
             return False
@@ -329,7 +329,7 @@ class Search:
         type_ = find_repeated(attention.rows, attention.softmax.biases[0].source)[0].dtype
         if type_.bytes > attention.q.dtype.bytes:
             return False
-        return all(self.graph[one.name].dtype is type_ for one in attention.bias_sums)
+        return all(self.graph[one.value].dtype is type_ for one in attention.bias_sums)
 
     def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
         """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""

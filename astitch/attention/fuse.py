@@ -207,6 +207,7 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
             label if extent > 1 else ()
             for label, extent in zip((*of_queries.parts[:3], keys), types[3].shape, strict=True)
         ]
+        value, parts = at.sum_over(nodes[found.name], value, parts, found.over)
         at.put_rows(nodes[found.name], value, parts, found.labels, found.factor)
     of_dq, of_dk, of_dv = of_gradients
     at.put(of_dq, dq, q_order, of_queries, factor)
@@ -582,19 +583,38 @@ class _Place:
             for name in (given, o)
         ]
         product = self.add(origin, "multiply", wide, factors)
+        total = self._sum(origin, product, (order[3],))
         kept = sorted(order[:3])
-        zero = self.add(origin, "constant", ArrayType(DType.F32, ()), (), number_zero(DType.F32))
-        rows = ArrayType(DType.F32, tuple(wide.shape[d] for d in kept))
-        attrs, regions = (
-            DimensionsAttrs((order[3],)),
-            (write_addition(DType.F32),),
-        )
-        total = self.add(origin, "reduce", rows, (product, zero), attrs, regions)
+        rows = self.nodes[total].array
         permutation = tuple(kept.index(d) for d in order[:3])
         if permutation == (0, 1, 2):
             return total
         turned = ArrayType(DType.F32, tuple(rows.shape[d] for d in permutation))
         return self.add(origin, "transpose", turned, (total,), TransposeAttrs(permutation))
+
+    def sum_over(
+        self, origin: Node, value: str, labels: Sequence[Label], over: Label
+    ) -> tuple[str, list[Label]]:
+        """(the sum over what the array still has of these parts, the labels of its dimensions)."""
+        parts = [p for label in labels for p in label]
+        summed = set(self.rows.parts.resolve(over)).intersection(parts)
+        if not summed:
+            return value, list(labels)
+        array = self.nodes[value].array
+        wide = ArrayType(DType.F32, array.shape)
+        if array.dtype is not DType.F32:
+            value = self.add(origin, "convert", wide, (value,))
+        value = self._reshape(origin, value, tuple(self.rows.parts.extents[p] for p in parts))
+        places = tuple(d for d, p in enumerate(parts) if p in summed)
+        return self._sum(origin, value, places), [(p,) for p in parts if p not in summed]
+
+    def _sum(self, origin: Node, value: str, dimensions: tuple[int, ...]) -> str:
+        """Of an array of f32."""
+        shape = self.nodes[value].shape
+        kept = ArrayType(DType.F32, tuple(n for d, n in enumerate(shape) if d not in dimensions))
+        zero = self.add(origin, "constant", ArrayType(DType.F32, ()), (), number_zero(DType.F32))
+        attrs, regions = DimensionsAttrs(dimensions), (write_addition(DType.F32),)
+        return self.add(origin, "reduce", kept, (value, zero), attrs, regions)
 
     def _splat(self, origin: Node, number: float, array: ArrayType) -> str:
         constant = ConstantAttrs(Literal.of(np.array(number, array.dtype.numpy)))

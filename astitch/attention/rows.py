@@ -282,7 +282,9 @@ class RowFunctions:
         if self._is_mask is None or not self.varies_along_key(source):
             return None
         *above, (added, labels) = self._list_repeated(source)
-        if not _is_sum(added) or any(read_scalar(self.graph, o) is not None for o in added.operands):
+        if not _is_sum(added) or any(
+            read_scalar(self.graph, o) is not None for o in added.operands
+        ):
             return None
         if sorted(map(self._is_mask, added.operands)) != [False, True]:
             return None

@@ -180,11 +180,11 @@ class Softmax:
         """Probabilities beside biases, of which some may be as low as what masks leave out."""
         narrow = np.dtype(np.float32)
         logits: np.ndarray = self.cap * self.bend(scores) if self.cap else self.scale * scores
-        biases = sum((b.read(drawn) for b in self.biases), np.zeros((1, 1))).astype(narrow)
         kept = np.ones(scores.shape, np.bool_)
         for mask in self.masks:
             kept &= mask.read(drawn)
         with np.errstate(all="ignore"):
+            biases = sum((b.read(drawn) for b in self.biases), np.zeros((1, 1))).astype(narrow)
             if self.low_first:
                 logits = np.where(kept, logits, self.low).astype(narrow) + biases
             else:

@@ -357,8 +357,19 @@ def beside_numbers_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return attend(lambda s: by_hand(s + bias[:1] + ROW))(q, k, v)
 
 
+def shifted_windows(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """What is added for each window varies along a part of the batch that shares the bias."""
+
+    q, k, v = (jnp.concatenate([x * (1 - n / 9) for n in range(8)]) for x in (q, k, v))
+    q, k, v = (jax.lax.optimization_barrier(x.swapaxes(1, 2)) for x in (q, k, v))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.3 + bias
+    parted = scores.reshape(-1, BATCH, *scores.shape[1:]) + WHOLE[:, :1]
+    return jnp.einsum("bhqk,bhkd->bhqd", by_hand(parted.reshape(scores.shape)), v)
+
+
 def two_of_each_score(q: Any, k: Any, v: Any, pair: Any) -> Any:
     return attend(lambda s: by_hand((s + pair[0] + 0.5 * pair[1]) * 0.7))(q, k, v)
+
 
 LOWEST_F32 = float(np.finfo(np.float32).min)
 ROW = np.random.default_rng(1).standard_normal((BATCH, 1, 1, QUERIES)).astype(F32)
@@ -368,6 +379,7 @@ LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "scaled, of each score": (scaled_with_its_bias, WHOLE),
     "joined to a mask": (joined_to_a_mask, BIAS),
     "beside numbers of keys": (beside_numbers_of_keys, WHOLE),
+    "shifted windows": (shifted_windows, BIAS),
     "two of each score": (two_of_each_score, PAIR),
     "of each score": (whole_bias, WHOLE),
     "of each score, masked": (whole_bias_behind, WHOLE),
