@@ -286,50 +286,43 @@ class Search:
             found.append(replace(one, factor=fit))
         return tuple(found)
 
-    def put_learned_first(self, attention: Attention) -> Attention | None:
-        """With the bias first of which our kernel gives the gradient; None where it gives none of what is read."""
-        if not attention.bias_sums:
-            return attention
-        biases = attention.softmax.biases
-        for bias in biases:
-            ordered = (bias, *(other for other in biases if other is not bias))
-            found = replace(attention, softmax=replace(attention.softmax, biases=ordered))
-            if self.sums_as_kernels(found):
-                return found
-        return None
+    def choose_gradient_of_bias(self, attention: Attention) -> Attention | None:
+        """With what our kernels give for the gradients of biases; None where that is not what is read.
 
-    def sums_as_kernels(self, attention: Attention) -> bool:
-        """Does our kernel give the gradients of the first bias: summed over all of the batch, or the heads, that share
-        it, if not over more?"""
+        A bias whose gradient they sum is put first.  Else they give that of all scores, which is no wider than these.
+        """
+        sums, softmax = attention.bias_sums, attention.softmax
+        if not sums:
+            return attention
+        rows = attention.rows
+        if attention.masks or attention.comparisons:
+            masks = self.masks.find(rows)
+            through = softmax.low_first or attention.through_masks
+            if {passes_to_bias(rows, one.value, softmax, masks) for one in sums} != {through}:
+                return None
+        for bias in softmax.biases:
+            shared = self.find_shared(attention, bias.source)
+            if shared and all(shared <= {*rows.parts.resolve(one.over)} for one in sums):
+                biases = (bias, *(other for other in softmax.biases if other is not bias))
+                return replace(attention, softmax=replace(softmax, biases=biases), gives="bias")
+        narrow = all(self.graph[one.value].dtype is attention.q.dtype for one in sums)
+        return replace(attention, gives="scores") if narrow else None
+
+    def find_shared(self, attention: Attention, source: Source) -> set[int]:
+        """The parts of the batch and the heads that our kernel sums the gradient of a bias over: all that share it.
+
+        None where the bias is that of rows or of columns.
+        """
         rows, split = attention.rows, attention.split
-        labels = find_repeated(rows, attention.softmax.biases[0].source)[1]
+        labels = find_repeated(rows, source)[1]
         varying = {p for label in labels for p in rows.parts.resolve(label)}
         batch, heads, queries, keys = (
             rows.parts.resolve(label)
             for label in (split.batch, split.heads, split.positions, split.keys)
         )
-        shared = {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
         if not varying >= {*queries, *keys}:
-            return False
-        if any(not shared <= {*rows.parts.resolve(one.over)} for one in attention.bias_sums):
-            return False
-        if not shared and not self.keeps_type(attention):
-            return False
-        masks = self.masks.find(rows)
-        through = attention.softmax.low_first or attention.through_masks
-        if not (attention.masks or attention.comparisons):
-            return True
-        found = {
-            passes_to_bias(rows, one.value, attention.softmax, masks) for one in attention.bias_sums
-        }
-        return found == {through}
-
-    def keeps_type(self, attention: Attention) -> bool:
-        """Is the gradient of a bias as large as the scores of the bias's type, and that no wider than the scores?"""
-        type_ = find_repeated(attention.rows, attention.softmax.biases[0].source)[0].dtype
-        if type_.bytes > attention.q.dtype.bytes:
-            return False
-        return all(self.graph[one.value].dtype is type_ for one in attention.bias_sums)
+            return set()
+        return {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
 
     def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
         """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""
@@ -484,13 +477,13 @@ class Search:
             return None
         found = replace(attention, tiles=choose_precision(attention))
         if not (masks and attention.gradients):
-            return self.put_learned_first(found)
+            return self.choose_gradient_of_bias(found)
         assert attention.gradient
         known = self.masks.find(attention.rows)
         passes = passes_masks(attention.rows, attention.softmax, attention.gradient, known)
         if passes is None:
             return None
-        return self.put_learned_first(replace(found, through_masks=passes))
+        return self.choose_gradient_of_bias(replace(found, through_masks=passes))
 
     def saves_memory(self, attention: Attention, *, of_library: bool) -> bool:
         """Are arrays of scores far smaller than these?  Our own kernels may also read a bias as large: beside it the

@@ -28,7 +28,7 @@ class Attention:
     split: which parts are batch, heads and positions.  forward: the product with v; None where only the gradient is
     there.  gradients: the products that give dq, dk, dv; none without a gradient.  given: the gradient of the result.
     factor: what dq and dk are multiplied by beyond the library's.  tiles, through_masks: see AttentionAttrs.
-    share: see AttentionAttrs.  layers: of k and v, where both are the same layer of an array each; else none.
+    share, gives: see AttentionAttrs.  layers: of k and v, where both are the same layer of an array each; else none.
     pages: of k and v, where tables find both; else none.
     scales: of k and v, where both are multiplied by some (integers.py), None for one that is not; else nothing.
     gradient: how the program computes that of the scores.
@@ -55,6 +55,7 @@ class Attention:
     tiles: str = ""
     through_masks: bool = False
     share: int = 0
+    gives: str = ""
     layers: tuple[Layered, ...] = ()
     scales: tuple[Scale | None, ...] = ()
     pages: tuple[Pages, ...] = ()
@@ -170,7 +171,7 @@ def describe(attention: Attention, graph: Graph) -> AttentionShape:
         masks=tuple(masks),
         comparisons=tuple(comparisons),
         low=softmax.low,
-        sums_bias=bool(attention.bias_sums),
+        gives=attention.gives,
         sink=Layout(DType.F32, heads, (0, 1, 0, 0), 0) if sink else None,
         k_scale=scales[0] if scales else None,
         v_scale=scales[1] if scales else None,

@@ -49,7 +49,6 @@ from astitch.graph.ops.attention import (
     SCALES,
     TABLES,
     has_two_statistics,
-    type_bias_gradient,
 )
 from astitch.rewrite.draft import Log
 from astitch.rewrite.draft_ops import Region, number_zero, write_addition
@@ -194,18 +193,21 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         given_arrays.append(at.add_empty(first, statistics, nodes[k].shape[k_order[1]]))
         attrs = replace(attrs, arrays=(*attrs.arrays, "empty"))
     operands = (q, k, v, statistics, given, o, *given_arrays)
-    if attention.bias_sums:
-        attrs = replace(attrs, sums_bias=True)
-        bias = nodes[dict(arrays)["bias"]].array
-        types = (*types, type_bias_gradient(bias, *rows[-3:-1]))
+    keys = at.rows.parts.resolve(at.rows.key)
+    of_scores = (*of_queries.parts[:3], keys)
+    if attention.gives:
+        attrs = replace(attrs, gives=attention.gives)
+        scores = tuple(at.rows.parts.extent(label) for label in of_scores)
+        of_bias = ArrayType(DType.F32, nodes[dict(arrays)["bias"]].shape)
+        given_type = ArrayType(types[0].dtype, scores) if attention.gives == "scores" else of_bias
+        types = (*types, given_type)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
     for found in attention.bias_sums:
         value = at.project(first, back, 3)
-        keys = at.rows.parts.resolve(at.rows.key)
         parts = [
             label if extent > 1 else ()
-            for label, extent in zip((*of_queries.parts[:3], keys), types[3].shape, strict=True)
+            for label, extent in zip(of_scores, types[3].shape, strict=True)
         ]
         value, parts = at.sum_over(nodes[found.name], value, parts, found.over)
         at.put_rows(nodes[found.name], value, parts, found.labels, found.factor)

@@ -520,7 +520,8 @@ class AttentionAttrs:
     through_masks: a score that a condition leaves out has a gradient, in rows without any other score.
     cap: scaled scores s are cap * tanh(s / cap); 0: they are s.
     gain: of `drop`: probabilities are multiplied by this times a number or condition.
-    arrays: what the last operands are, see graph/ops/attention.py.  sums_bias: the gradient gives that of the bias too.
+    arrays: what the last operands are, see graph/ops/attention.py.
+    gives: what the gradient gives beside those of q, k and v: "bias" or "scores"; "": nothing.
     low: what a score is that masks leave out, in f32.  low_first: the bias is added to that too.
     share: of few queries (tile/few_queries.py): a block has so many keys, and another kernel joins what blocks give;
         0: of many.
@@ -541,7 +542,7 @@ class AttentionAttrs:
     arrays: tuple[str, ...] = ()
     low: float = 0.0
     low_first: bool = False
-    sums_bias: bool = False
+    gives: str = ""
     share: int = 0
     scales: tuple[Order, ...] = ()
     page: int = 0

@@ -58,15 +58,15 @@ def render_tiled_attention(
     if node.op == "attention":
         return _call(node, "forward", write_forward(shape, rates.forward.tiling), results)
     of_q, *of_keys = results[:3]
-    of_bias = list(results[3:])
-    beside = of_bias if shape.writes_bias_gradient else []
+    beside = results[3:]
+    of_queries = [of_q, *(beside if shape.gives == "scores" else ())]
     program = write_gradient_of_queries(shape, rates.queries.tiling)
-    nodes, (name, *last) = _call(node, "queries", program, [of_q, *beside])
+    nodes, (name, *last) = _call(node, "queries", program, of_queries)
     others, names = _call(node, "keys", write_gradient_of_keys(shape, rates.keys.tiling), of_keys)
     nodes += others
-    if of_bias and not beside:
+    if shape.gives == "bias":
         program = write_gradient_of_bias(shape, rates.bias.tiling)
-        others, last = _call(node, "bias", program, of_bias)
+        others, last = _call(node, "bias", program, beside)
         nodes += others
     return nodes, [name, *names, *last]
 
@@ -153,7 +153,7 @@ def describe_shape(node: Node, operands: Sequence[ArrayType]) -> AttentionShape:
         empty=by_name.get("empty"),
         low=a.low,
         low_first=a.low_first,
-        sums_bias=a.sums_bias,
+        gives=a.gives,
         share=a.share,
         layers=layers,
         k_scale=scales.get("k-scale"),

@@ -5,9 +5,9 @@
     join: sums, statistics -> o, statistics                a block for each row
     gradient_of_keys: ..., statistics, do, delta -> dk, dv  a block for each head of k and tile of keys
     gradient_of_queries: the same -> dq                     a block for each head and tile of queries
-    gradient_of_bias: the same -> dbias                     a block for each tile of a bias that several share
+    gradient_of_bias: the same -> dbias                     a block for each tile of the bias
 
-The gradient of a bias that nothing shares is that of the scores: gradient_of_queries gives it beside dq.
+gradient_of_queries gives the gradient of the scores beside dq, where it is asked for.
 
 Scores live in registers.  The forward pass keeps a running maximum and sum for each row, and rescales what it has
 added up (FlashAttention-2, https://arxiv.org/abs/2307.08691).  The gradient computes the scores again, once for dk and
@@ -66,7 +66,7 @@ def write_gradient_of_keys(shape: AttentionShape, tiling: Tiling) -> TileProgram
 
 
 def write_gradient_of_queries(shape: AttentionShape, tiling: Tiling) -> TileProgram:
-    """q, k, v, statistics, do, delta, arrays... -> dq, where nothing shares a bias (dq, dbias)."""
+    """q, k, v, statistics, do, delta, arrays... -> dq, or (dq, dscores)."""
     return _Kernel(shape, tiling).gradient_of_queries()
 
 
@@ -283,20 +283,6 @@ class _Arrays:
         offsets, mask = self._places(layout, batch, head, numbers, limit)
         self.b.store(parameter, offsets, self.b.convert(value, layout.dtype), mask)
 
-    def _store_of_scores(
-        self,
-        parameter: int,
-        result: Parameter,
-        batch: Tile,
-        head: Tile,
-        rows: Tile,
-        columns: Tile,
-        value: Tile,
-    ) -> None:
-        """A tile of an array with an element for each score."""
-        offsets = self._row_places(batch, head, rows).column() * self.shape.keys + columns.row()
-        self._store_tile(parameter, result, offsets, rows, columns, value)
-
     def _store_tile(
         self,
         parameter: int,
@@ -423,11 +409,12 @@ class _Kernel(_Arrays):
             lower, upper = self._see_all(batch, group, lower, upper, s.keys)
         self._hold(batch, head, rows, None)
         reads = _GRADIENT + len(s.arrays)
-        others = [Parameter(s.bias.dtype, s.bias.size)] * s.writes_bias_gradient if s.bias else []
+        gives_scores = s.gives == "scores"
+        others = [Parameter(s.q.dtype, s.score_count)] if gives_scores else []
 
-        def store_of_bias(columns: Tile, value: Tile) -> None:
-            if others:
-                self._store_of_scores(reads + 1, others[0], batch, head, rows, columns, value)
+        def store_scores(columns: Tile, value: Tile) -> None:
+            offsets = self._row_places(batch, head, rows).column() * s.keys + columns.row()
+            self._store_tile(reads + 1, others[0], offsets, rows, columns, value)
 
         def turn(at: Tile, dq: Tile) -> Sequence[Tile]:
             columns = at + b.range(t.keys)
@@ -438,16 +425,17 @@ class _Kernel(_Arrays):
             of_rows = [x.column() for x in statistics]
             p, bent = self._probabilities(q, k, seen, of_rows, *places)
             ds = p * (self._drop(self._multiply(do, b.transpose(v)), seen.drop) - delta.column())
-            store_of_bias(columns, ds if s.low_first else self._stop(ds, seen, None, *places))
+            if gives_scores:
+                store_scores(columns, ds if s.low_first else self._stop(ds, seen, None, *places))
             return (self._multiply(self._stop(ds, seen, bent, *places), k, dq),)
 
         start = b.full((t.queries, self.width), 0.0)
         (dq,) = b.loop(lower, upper, t.keys, (start,), turn)
         self._store(reads, s.q, batch, head, rows, s.queries, dq * s.scale)
-        if others and s.causal:  # scores that no query of the tile sees have none
+        if gives_scores and s.causal:  # those that no query of the tile sees have none
 
             def clear(at: Tile) -> Sequence[Tile]:
-                store_of_bias(at + b.range(t.keys), b.full((t.queries, t.keys), 0.0))
+                store_scores(at + b.range(t.keys), b.full((t.queries, t.keys), 0.0))
                 return ()
 
             b.loop(b.scalar(0), lower, t.keys, (), clear)
@@ -725,7 +713,11 @@ class _BiasKernel(_Kernel):
             """(batch, head) of a turn."""
             if own_batches == own_heads == 1:
                 return number / s.heads, number % s.heads
-            return (number, own) if own_batches == 1 else (own, number)
+            if own_batches == 1:
+                return number, own
+            if own_heads == 1:
+                return own, number
+            return own / s.heads, own % s.heads
 
         def turn(number: Tile, total: Tile) -> Sequence[Tile]:
             batch, head = locate(number)

@@ -51,7 +51,7 @@ class AttentionShape:
     k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position.
     page: positions of a page; 0: there are none.  k_pages, v_pages: tables by batch and page of a sequence; k and v are
         pages then, which they have in the place of batches, so many (page_counts).
-    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, sums_bias,
+    precision: of the products of f32: tf32, tf32x3 or ieee.  through_masks, cap, gain, low, low_first, gives,
     share: see AttentionAttrs.
     """
 
@@ -80,7 +80,7 @@ class AttentionShape:
     empty: Layout | None = None
     low: float = 0.0
     low_first: bool = False
-    sums_bias: bool = False
+    gives: str = ""
     share: int = 0
     layers: int = 0
     k_scale: Layout | None = None
@@ -125,10 +125,8 @@ class AttentionShape:
         return self.bias is not None
 
     @property
-    def writes_bias_gradient(self) -> bool:
-        """Is the gradient of a bias that of the scores, which nothing adds up?"""
-        count = self.batch * self.heads * self.queries * self.keys
-        return self.sums_bias and self.bias is not None and self.bias.size == count
+    def score_count(self) -> int:
+        return self.batch * self.heads * self.queries * self.keys
 
     @property
     def has_nan_rows(self) -> bool:

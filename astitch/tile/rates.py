@@ -201,10 +201,9 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         kernels.append((rates.queries, 3, blocks, 3 * of_q))
         total += 2 * GRADIENT_LAUNCH_US
     # Bytes that no block reads again after another one.
-    scores = of_heads * shape.queries * shape.keys
     biases = [array for array in (shape.bias, shape.other_bias) if array]
-    of_scores = sum(x.size * x.dtype.bytes for x in biases if x.size == scores)
-    if gradient and shape.sums_bias and shape.bias and not shape.writes_bias_gradient:
+    of_scores = sum(x.size * x.dtype.bytes for x in biases if x.size == shape.score_count)
+    if gradient and shape.gives == "bias" and shape.bias:
         # A block has a tile of the bias, and reads its rows of q, k, v and do for each batch.
         rows, columns = BIAS_TILING.queries, BIAS_TILING.keys
         tiles = count_tiles(shape.queries, rows) * count_tiles(shape.keys, columns)
@@ -218,8 +217,8 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
         flops = 2.0 * products * _width(shape) * scores
         compute_us = flops / (rate.tflops * speed * share * 1e6)
         total += max(compute_us, (moved + 2 * of_k + of_scores) / gpu.bandwidth_gbs / 1e3)
-    if gradient and shape.writes_bias_gradient and shape.bias:
-        total += shape.bias.size * shape.bias.dtype.bytes / gpu.bandwidth_gbs / 1e3
+    if gradient and shape.gives == "scores":
+        total += shape.score_count * shape.q.dtype.bytes / gpu.bandwidth_gbs / 1e3
     return total
 
 

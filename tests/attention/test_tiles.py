@@ -367,6 +367,10 @@ def shifted_windows(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return jnp.einsum("bhqk,bhkd->bhqd", by_hand(parted.reshape(scores.shape)), v)
 
 
+def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
+    return of_one_bias(q, k, v, slope[:, None, None] * jnp.arange(k.shape[1]))
+
+
 def two_of_each_score(q: Any, k: Any, v: Any, pair: Any) -> Any:
     return attend(lambda s: by_hand((s + pair[0] + 0.5 * pair[1]) * 0.7))(q, k, v)
 
@@ -381,6 +385,8 @@ LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "beside numbers of keys": (beside_numbers_of_keys, WHOLE),
     "shifted windows": (shifted_windows, BIAS),
     "two of each score": (two_of_each_score, PAIR),
+    "a slope for each head": (slopes, BIAS[0, 0, :HEADS]),
+    "of each key": (of_one_bias, BIAS[0, :1]),
     "of each score": (whole_bias, WHOLE),
     "of each score, masked": (whole_bias_behind, WHOLE),
     "of another product": (scores_of_another_product, draw()[1][0]),
@@ -405,7 +411,7 @@ def test_the_gradient_of_a_bias(name: str) -> None:
     function, given = LEARNED[name]
     others = int(name == "of another product")
     fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
-    assert [a.sums_bias for a in list_attention(fused)] == [False, True]
+    assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
 
 
 @pytest.mark.parametrize("function", [of_two_layers, joined_for_two_layers])
@@ -434,24 +440,17 @@ def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
         return of_one_bias(q, k, v, bias)
 
     fused = check_both(shared, [*draw_shared(), BIAS.astype(F32)], arguments=4)
-    assert list_attention(fused)[1].sums_bias
+    assert list_attention(fused)[1].gives == "bias"
     for bias in (BIAS.astype(BF16), BIAS.astype(F32)):
         check_both(
             of_library_with_bias, [*draw(BF16), bias.astype(BF16)], tolerance=3e-2, arguments=4
         )
 
 
-def test_other_sums_of_the_gradient_of_scores_stay() -> None:
-    """Of a slope for each head; and of a bias as large as the scores that is wider than these."""
-
-    def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
-        bias = slope[:, None, None] * jnp.arange(k.shape[1])
-        return of_one_bias(q, k, v, bias)
-
-    for function, given, dtype in ((slopes, BIAS[0, 0, :HEADS], F32), (whole_bias, WHOLE, BF16)):
-        which = make_gradient(function, 4)
-        graph, fused = fuse(which, [*draw(dtype), given.astype(F32)])
-        assert str(graph) == str(fused)
+def test_a_gradient_of_scores_that_is_wider_than_these_stays() -> None:
+    which = make_gradient(whole_bias, 4)
+    graph, fused = fuse(which, [*draw(BF16), WHOLE.astype(F32)])
+    assert str(graph) == str(fused)
 
 
 def test_one_row_of_numbers_is_small_beside_one_head() -> None:

@@ -115,11 +115,11 @@ def check(case: Case) -> None:
     shape = describe_shape(
         replace(node, op="attention-gradient", attrs=attrs), list(map(type_of, given))
     )
-    dq, *of_bias = interpret(write_gradient_of_queries(shape, case.tiling), given)
+    dq, *beside = interpret(write_gradient_of_queries(shape, case.tiling), given)
     dk, dv = interpret(write_gradient_of_keys(shape, case.tiling), given)
     gradients = meanings_of_gradient(node, q, k, v, statistics, do, delta, *case.draw()[4:])
-    found = [dq, dk, dv, *of_bias]
-    if attrs.sums_bias and not of_bias:
+    found = [dq, dk, dv, *beside]
+    if attrs.gives == "bias":
         found += interpret(write_gradient_of_bias(shape, case.tiling), given)
     compare(found, gradients, 2 * bound, terms=batch * heads * queries)
 
@@ -179,8 +179,9 @@ def cases(draw) -> Case:
     first = draw(st.booleans())
     # All elements of a bias along queries and keys have a gradient.
     sums = bool(arrays) and arrays[0][0] == "bias" and all(arrays[0][2][2:])
+    gives = draw(st.sampled_from(("", "scores", *(["bias"] if sums else []))))
     attrs = AttentionAttrs(
-        0.3, causal, window, *orders, tiles, passes, cap, gain, (), low, first, sums
+        0.3, causal, window, *orders, tiles, passes, cap, gain, (), low, first, gives
     )
     extents = (draw(st.integers(1, 2)), groups * shared, groups, queries, keys)
     return Case(

@@ -1,7 +1,7 @@
 """Attention and its gradient, as libraries and our own kernels compute them: the scores are never written to memory.
 
     attention(q, k, v, arrays...) -> (o, statistics)
-    attention-gradient(q, k, v, statistics, do, o, arrays...) -> (dq, dk, dv [, dbias])
+    attention-gradient(q, k, v, statistics, do, o, arrays...) -> (dq, dk, dv [, dbias or dscores])
 
 q and k have as many features each; v may have others.  k and v may have fewer heads than q: so many heads of q share
 one of theirs.  statistics: f32 [batch, heads of q, positions of q], the logarithm of the sum of exponentials of a row
@@ -27,8 +27,8 @@ Scales are [batch or 1, heads of k or 1, positions of k or 1, 1] in the order th
 
 Libraries take a bias alone, of the type of q and with all positions.  Our own kernels (`tiles`) take all of them.
 Their gradient reads delta in the place of o: f32 as the statistics are, the sum of do * o over the features.
-With `sums_bias` it also gives the gradient of the bias, of its shape: that of scores behind a cap, summed in f32 over
-the batch or the heads that share the bias.  Where neither does it is of the bias's type.
+What else it gives is of scores behind a cap: their gradient (`scores`), of the type of q, or that of the bias, f32 of
+its shape (`bias`): summed over the batch or the heads that share it.
 
 A row of which masks keep no score has equal probabilities for all keys and statistics of -inf; with a sink it has none.
 Where `low` is -inf and there is no sink it is NaN.  Where `low` is inf it has none, and statistics of inf.
@@ -106,12 +106,6 @@ def has_two_statistics(a: AttentionAttrs) -> bool:
     return bool(a.tiles) and "bias" in a.arrays
 
 
-def type_bias_gradient(bias: ArrayType, batch: int, heads: int) -> ArrayType:
-    """The type of the gradient of a bias.  heads: of q."""
-    shares = bias.shape[:2] != (batch, heads)
-    return ArrayType(DType.F32 if shares else bias.dtype, bias.shape)
-
-
 def _as_gathered(array: ArrayType, order: Order, page: int, table: ArrayType) -> ArrayType:
     """The type of the keys or values that a table finds in pages."""
     require_operands(
@@ -146,14 +140,17 @@ def _infer_gradient(node: Node, operands: Sequence[Type]) -> Type:
     require_operands(o == result_or_delta, f"{o} does not belong to {result}")
     require_operands(gradient == result, f"the gradient of {result} is {gradient}")
     a = attrs_of(node, AttentionAttrs)
-    if not a.sums_bias:
+    if not a.gives:
         return TupleType((q, k, v))
     bias = dict(zip(a.arrays, arrays, strict=True)).get("bias")
-    batch, heads, *scores = *_extents(q, a.q)[:3], _extents(k, a.k)[2]
-    has_all = bias is not None and bias.shape[2:] == tuple(scores)
-    require_operands(bool(a.tiles) and has_all, f"no gradient of {bias} is summed")
-    assert bias
-    return TupleType((q, k, v, type_bias_gradient(bias, batch, heads)))
+    scores = (*_extents(q, a.q)[:3], _extents(k, a.k)[2])
+    require(bool(a.tiles) and a.gives in ("bias", "scores"), f"a gradient of {a.gives}")
+    if a.gives == "scores":
+        return TupleType((q, k, v, ArrayType(q.dtype, scores)))
+    require_operands(
+        bias is not None and bias.shape[2:] == scores[2:], f"no gradient of {bias} is summed"
+    )
+    return TupleType((q, k, v, ArrayType(DType.F32, bias.shape if bias else ())))
 
 
 def _check(
@@ -419,12 +416,13 @@ def meanings_of_gradient(node: Node, *operands: Array) -> tuple[Array, ...]:
         _restore(np.einsum("bnts,bntf->bnsf", ds, q), a.k, groups, dtype),
         _restore(np.einsum("bnts,bntf->bnsf", rows.drop_out(p), do), a.v, groups, dtype),
     )
-    if not a.sums_bias or rows.bias is None:
+    if not a.gives:
         return results
+    if a.gives == "scores":
+        return (*results, added.astype(dtype))
     bias = arrays[a.arrays.index("bias")]
     shared = tuple(d for d in range(2) if bias.shape[d] == 1)
-    of_bias = np.float32 if bias.shape[:2] != added.shape[:2] else bias.dtype
-    return (*results, added.sum(shared, keepdims=True).astype(of_bias))
+    return (*results, added.sum(shared, keepdims=True).astype(np.float32))
 
 
 ROWS: dict[str, Op] = {
