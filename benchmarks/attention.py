@@ -61,8 +61,8 @@ MOST_EXACT = 1 << 28
 class Form:
     """One attention.
 
-    mask: those of none, causal, window, padding, segments, bias, learned (a bias with a gradient), sink, dropout and
-    cap that it has, joined by +.  groups: heads of k and v; fewer share.
+    mask: those of none, causal, window, padding, segments, bias, learned (a bias with a gradient), whole (one as large
+    as the scores, likewise), sink, dropout and cap that it has, joined by +.  groups: heads of k and v; fewer share.
     """
 
     length: int
@@ -144,10 +144,16 @@ BESIDE_EACH_OTHER = (
     "causal+bias",
     "learned",
     "learned+padding",
+    "whole",
+    "causal+whole",
     "padding+dropout",
     "cap+dropout",
 )
 """Masks of forms of 1,024 positions of which libraries take few."""
+
+
+BIASES = {"bias", "learned", "whole"}
+"""Numbers that are added to scores; learned: with a gradient; whole: also of each batch."""
 
 
 def attend(form: Form) -> Callable[..., Any]:
@@ -160,7 +166,7 @@ def attend(form: Form) -> Callable[..., Any]:
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(wide) / math.sqrt(form.features)
         if "cap" in form.parts:
             scores = CAP * jnp.tanh(scores / CAP)
-        for bias in {"bias", "learned"} & given.keys():
+        for bias in BIASES & given.keys():
             scores = scores + given[bias].astype(wide)
         if (seen := find_seen(form, given)) is not None:
             scores = jnp.where(seen, scores, -1e9)
@@ -180,12 +186,12 @@ def attend(form: Form) -> Callable[..., Any]:
 
 def count_gradients(form: Form) -> int:
     """q, k, v and what is learned beside them."""
-    return 3 + len(form.parts & {"sink", "learned"})
+    return 3 + len(form.parts & {"sink", "learned", "whole"})
 
 
 def list_given(form: Form) -> list[str]:
     """What the formula is given beside q, k and v."""
-    arrays = ("learned", "sink", "padding", "segments", "bias", "dropout")
+    arrays = ("learned", "whole", "sink", "padding", "segments", "bias", "dropout")
     return [name for name in arrays if name in form.parts]
 
 
@@ -233,7 +239,7 @@ def call_library(form: Form, implementation: str = "cudnn") -> Callable[..., Any
             named["local_window_size"] = (form.length // 4 - 1, 0)
         if "padding" in given or "segments" in given:
             named["mask"] = find_seen(replace(form, mask="+".join(list_given(form))), given)
-        for bias in {"bias", "learned"} & given.keys():
+        for bias in BIASES & given.keys():
             named["bias"] = given[bias]
         return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **named)
 
@@ -256,8 +262,8 @@ def make_arguments(form: Form) -> list[np.ndarray]:
         elif name == "segments":
             starts = random.random((form.batch, form.length)) < DOCUMENTS / form.length
             arrays.append(np.cumsum(starts, 1).astype(np.int32))
-        elif name in ("bias", "learned"):
-            shape = (1, form.heads, form.length, form.length)
+        elif name in BIASES:
+            shape = (form.batch if name == "whole" else 1, form.heads, form.length, form.length)
             arrays.append(random.standard_normal(shape, np.float32).astype(dtype))
         elif name == "sink":
             arrays.append(random.standard_normal(form.heads, np.float32).astype(dtype))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from benchmarks.attention import CAP, KEPT, Form, count_gradients, find_seen, list_given
+from benchmarks.attention import BIASES, CAP, KEPT, Form, count_gradients, find_seen, list_given
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
@@ -63,7 +63,7 @@ def move(array: np.ndarray, form: Form, device: str) -> Tensor:
 
 def call_library(form: Form, given: Mapping[str, Tensor], device: torch.device) -> Attention:
     """Masks and biases are made once, outside of what is timed."""
-    if lacks := form.parts & {"cap", "sink", "learned"}:
+    if lacks := form.parts & {"cap", "sink", "learned", "whole"}:
         raise NotImplementedError(f"torch's call has no {', '.join(sorted(lacks))}")
     named: dict[str, Any] = {
         "is_causal": form.parts <= {"causal", "dropout"} and "causal" in form.parts
@@ -98,7 +98,7 @@ def attend(form: Form) -> Attention:
         scores = (q @ k.transpose(-1, -2)) / math.sqrt(form.features)
         if "cap" in form.parts:
             scores = CAP * torch.tanh(scores / CAP)
-        for bias in {"bias", "learned"} & given.keys():
+        for bias in BIASES & given.keys():
             scores = scores + given[bias]
         seen = find_seen(form, given, torch.arange(form.length, device=scores.device))
         if seen is not None:

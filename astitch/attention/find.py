@@ -289,7 +289,8 @@ class Search:
     def choose_gradient_of_bias(self, attention: Attention) -> Attention | None:
         """With what our kernels give for the gradients of biases; None where that is not what is read.
 
-        A bias whose gradient they sum is put first.  Else they give that of all scores, which is no wider than these.
+        A bias whose gradient they sum is put first.  Else they give that of all scores, in the scores' type: the product
+        that it follows from is rounded to that too.
         """
         sums, softmax = attention.bias_sums, attention.softmax
         if not sums:
@@ -305,8 +306,7 @@ class Search:
             if shared and all(shared <= {*rows.parts.resolve(one.over)} for one in sums):
                 biases = (bias, *(other for other in softmax.biases if other is not bias))
                 return replace(attention, softmax=replace(softmax, biases=biases), gives="bias")
-        narrow = all(self.graph[one.value].dtype is attention.q.dtype for one in sums)
-        return replace(attention, gives="scores") if narrow else None
+        return replace(attention, gives="scores")
 
     def find_shared(self, attention: Attention, source: Source) -> set[int]:
         """The parts of the batch and the heads that our kernel sums the gradient of a bias over: all that share it.

@@ -497,3 +497,10 @@ OTHERS_GIVEN: dict[str, Function] = {
     "leaves_out_zeros": attend(leaves_out_zeros),
 }
 """The same of q, k, v and MASK."""
+
+
+KEPT = np.random.default_rng(2).random((BATCH, HEADS, QUERIES, QUERIES)) < 0.8
+
+
+def of_flax(p: Any, kept: Any) -> Any:
+    return p * (kept.astype(p.dtype) / 0.8)

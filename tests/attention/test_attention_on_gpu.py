@@ -19,6 +19,7 @@ from astitch.attention.choose import Projection
 from astitch.hlo.attention import FORWARD, GRADIENT
 from astitch.hlo.tile_call import TRITON
 from astitch.rewrite import sums_as_products
+from tests.attention.biased import LEARNED
 from tests.attention.few_spellings import (
     BF16,
     F32,
@@ -158,6 +159,18 @@ def test_our_own_kernels_are_as_near_as_xla_s(name: str, dtype: Any, precision: 
         assert calls == count
         bounds = [bound(dtype, precision, error) for error in before]
         assert all(a <= b for a, b in zip(after, bounds, strict=True)), (before, after)
+
+
+@pytest.mark.usefixtures("_own_kernels")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", LEARNED)
+def test_gradients_of_biases_are_as_near_as_xla_s(name: str, dtype: Any) -> None:
+    function, given = LEARNED[name]
+    arrays = draw(dtype, given)
+    before, after, calls = measure_errors(make_gradient(function, 4), arrays)
+    assert calls in (3, 4)
+    bounds = [bound(dtype, "default", error) for error in before]
+    assert all(a <= b for a, b in zip(after, bounds, strict=True)), (before, after)
 
 
 @pytest.mark.usefixtures("_own_kernels")

@@ -29,6 +29,7 @@ from tests.attention.spellings import (
     GIVEN,
     GROUPS,
     HEADS,
+    KEPT,
     LENGTHS,
     MASK,
     OTHERS,
@@ -47,6 +48,7 @@ from tests.attention.spellings import (
     dropped,
     lengths,
     make_gradient,
+    of_flax,
     rows_of,
 )
 from tests.hlo_runner import lower
@@ -251,208 +253,6 @@ def test_what_a_barrier_hands_on_is_one_array() -> None:
         compare(one, other, 3e-3)
 
 
-def of_one_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(s + bias))(q, k, v)
-
-
-def of_library_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return jax.nn.dot_product_attention(q, k, v, bias=bias[None])
-
-
-def of_buckets(q: Any, k: Any, v: Any, table: Any) -> Any:
-    """Relative positions, as T5 learns them."""
-    distance = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])
-    bias = table[jnp.clip(distance, -4, 4) + 4].transpose(2, 0, 1)
-    return attend(lambda s: jax.nn.softmax(s + bias[None].astype(s.dtype), -1))(q, k, v)
-
-
-def heads_last(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    """The bias lies as [queries, keys, heads], the scores as [heads, batch, ...]."""
-    s = jnp.einsum("bqhd,bkhd->hbqk", q, k) / 4 + bias.transpose(2, 0, 1)[:, None]
-    return jnp.einsum("hbqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
-
-
-def vmapped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    def one(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return jax.nn.softmax(q @ k.T / 4 + bias, -1) @ v
-
-    heads = jax.vmap(one, in_axes=(1, 1, 1, 0), out_axes=1)
-    return jax.vmap(heads, in_axes=(0, 0, 0, None))(q, k, v, bias)
-
-
-def causal_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(jnp.where(causal(s), s + bias, -1e9)))(q, k, v)
-
-
-def capped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(3 * jnp.tanh(s / 3) + bias))(q, k, v)
-
-
-def dropped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: of_flax(by_hand(s + bias), KEPT))(q, k, v)
-
-
-def masked_with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(jnp.where(lengths(s, MASK), s + bias, -1e9)))(q, k, v)
-
-
-def masked_before_the_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    """A bias has a gradient also where all scores of a row are left out."""
-    seen = lengths(jnp.zeros((1, QUERIES)), MASK & np.array([[False], [True]]))
-    return attend(lambda s: by_hand(jnp.where(seen, s, -1e9) + bias))(q, k, v)
-
-
-def scores_of_another_product(q: Any, k: Any, v: Any, places: Any) -> Any:
-    """Transformer-XL: a bias of each query follows from its product with distances, turned by a row a row."""
-    turned = jnp.einsum("bqhd,thd->bhqt", q, places)
-    turned = jnp.pad(turned, [(0, 0)] * 3 + [(1, 0)])
-    turned = turned.reshape(*turned.shape[:2], turned.shape[3], turned.shape[2])[:, :, 1:]
-    turned = turned.reshape(*turned.shape[:2], q.shape[1], -1)[..., : k.shape[1]]
-    return attend(lambda s: by_hand(s + turned))(q, k, v)
-
-
-def whole_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(s + bias))(q, k, v)
-
-
-def whole_bias_behind(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(jnp.where(lengths(s, MASK), s + 2 * bias, -1e9)))(q, k, v)
-
-
-def rows_of_one_batch(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    """As long as a batch is one, a bias of each head is as large as the scores."""
-    o = attend(lambda s: by_hand(s + bias[None]))(q[:1], k[:1], v[:1])
-    return jnp.concatenate([o, jnp.zeros_like(q[1:])])
-
-
-WHOLE = np.stack([BIAS, -BIAS])
-PAIR = np.stack([WHOLE, 2 * WHOLE[::-1]])
-
-
-def scaled_with_its_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand((s + bias) / 3.3))(q, k, v)
-
-
-def without_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(s - 0.25 * bias))(q, k, v)
-
-
-def of_two_layers(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    weigh = attend(lambda s: by_hand(s + bias))
-    return weigh(weigh(q, k, v), k, v)
-
-
-def joined_to_a_mask(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    low = jnp.where(MASK[:, None, None, :], 0.0, LOWEST_F32)
-    return attend(lambda s: by_hand(s + (bias + low)))(q, k, v)
-
-
-def joined_for_two_layers(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    low = jnp.where(MASK[:, None, None, :], 0.0, LOWEST_F32)
-    return of_two_layers(q, k, v, low + bias)
-
-
-def beside_numbers_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    """As a mask that is given as numbers: what they are is not known."""
-    return attend(lambda s: by_hand(s + bias[:1] + ROW))(q, k, v)
-
-
-def shifted_windows(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    """What is added for each window varies along a part of the batch that shares the bias."""
-
-    q, k, v = (jnp.concatenate([x * (1 - n / 9) for n in range(8)]) for x in (q, k, v))
-    q, k, v = (jax.lax.optimization_barrier(x.swapaxes(1, 2)) for x in (q, k, v))
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.3 + bias
-    parted = scores.reshape(-1, BATCH, *scores.shape[1:]) + WHOLE[:, :1]
-    return jnp.einsum("bhqk,bhkd->bhqd", by_hand(parted.reshape(scores.shape)), v)
-
-
-def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
-    return of_one_bias(q, k, v, slope[:, None, None] * jnp.arange(k.shape[1]))
-
-
-def two_of_each_score(q: Any, k: Any, v: Any, pair: Any) -> Any:
-    return attend(lambda s: by_hand((s + pair[0] + 0.5 * pair[1]) * 0.7))(q, k, v)
-
-
-LOWEST_F32 = float(np.finfo(np.float32).min)
-ROW = np.random.default_rng(1).standard_normal((BATCH, 1, 1, QUERIES)).astype(F32)
-
-LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
-    "scaled": (scaled_with_its_bias, BIAS),
-    "scaled, of each score": (scaled_with_its_bias, WHOLE),
-    "joined to a mask": (joined_to_a_mask, BIAS),
-    "beside numbers of keys": (beside_numbers_of_keys, WHOLE),
-    "shifted windows": (shifted_windows, BIAS),
-    "two of each score": (two_of_each_score, PAIR),
-    "a slope for each head": (slopes, BIAS[0, 0, :HEADS]),
-    "of each key": (of_one_bias, BIAS[0, :1]),
-    "of each score": (whole_bias, WHOLE),
-    "of each score, masked": (whole_bias_behind, WHOLE),
-    "of another product": (scores_of_another_product, draw()[1][0]),
-    "of one batch": (rows_of_one_batch, BIAS),
-    "of each head": (of_one_bias, BIAS),
-    "of all heads": (of_one_bias, BIAS[0]),
-    "library": (of_library_with_bias, BIAS),
-    "buckets": (of_buckets, BIAS[0, :9, :HEADS]),
-    "heads last": (heads_last, BIAS.transpose(1, 2, 0)),
-    "vmap": (vmapped_with_bias, BIAS),
-    "causal": (causal_with_bias, BIAS),
-    "capped": (capped_with_bias, BIAS),
-    "dropout": (dropped_with_bias, BIAS),
-    "masked": (masked_with_bias, BIAS),
-    "masked before": (masked_before_the_bias, BIAS),
-}
-"""Functions of q, k, v and an array that a bias follows from, with it."""
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_the_gradient_of_a_bias(name: str) -> None:
-    function, given = LEARNED[name]
-    others = int(name == "of another product")
-    fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
-    assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
-
-
-@pytest.mark.parametrize("function", [of_two_layers, joined_for_two_layers])
-@pytest.mark.parametrize("given", [BIAS, WHOLE])
-def test_layers_that_share_a_bias(function: Callable[..., Any], given: np.ndarray) -> None:
-    """The gradients that they give it are added up."""
-    arrays = [*draw(), given.astype(F32)]
-    for which, count in ((function, 2), (make_gradient(function, 4), 4)):
-        graph, fused = fuse(which, arrays)
-        assert len(list_attention(fused)) == count
-        wanted = run_graph(graph, arrays)
-        for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
-            for found, expected in zip(results, wanted, strict=True):
-                compare(found, expected, 6e-3)
-
-
-def test_a_bias_that_is_subtracted_is_one() -> None:
-    for given in (BIAS, WHOLE):
-        fused = check_both(without_a_bias, [*draw(), given.astype(F32)])
-        assert list_attention(fused)[0].arrays == ("bias",)
-
-
-def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
-    def shared(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
-        return of_one_bias(q, k, v, bias)
-
-    fused = check_both(shared, [*draw_shared(), BIAS.astype(F32)], arguments=4)
-    assert list_attention(fused)[1].gives == "bias"
-    for bias in (BIAS.astype(BF16), BIAS.astype(F32)):
-        check_both(
-            of_library_with_bias, [*draw(BF16), bias.astype(BF16)], tolerance=3e-2, arguments=4
-        )
-
-
-def test_a_gradient_of_scores_that_is_wider_than_these_stays() -> None:
-    which = make_gradient(whole_bias, 4)
-    graph, fused = fuse(which, [*draw(BF16), WHOLE.astype(F32)])
-    assert str(graph) == str(fused)
-
-
 def test_one_row_of_numbers_is_small_beside_one_head() -> None:
     """Of one batch and one head, or a row for each head: no array has an element for each score."""
     q, k, v = (x[:1] for x in draw())
@@ -470,20 +270,6 @@ def test_conditions_of_all_scores_are_read_as_bytes() -> None:
         function = attend(lambda s, m: by_hand(jnp.where(m, s, -1e9)))
         fused = check_both(function, [*draw(dtype), KEPT], tolerance=tolerance)
         assert list_attention(fused)[0].arrays == ("mask",)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
-    """Also in f32 beside 16 bits."""
-    for of_bias in (F32, dtype):
-        given = [*draw(dtype), WHOLE.astype(of_bias)]
-        tolerance = 3e-3 if dtype == F32 else 2e-2
-        fused = check_both(attend(lambda s, b: by_hand(s + b)), given, tolerance=tolerance)
-        assert list_attention(fused)[0].arrays == ("bias",)
-    given = [*draw(dtype), WHOLE.astype(dtype)]
-    fused = check_both(whole_bias, given, tolerance=3e-2, arguments=4)
-    gradient = next(node for node in fused if node.op == "attention-gradient")
-    assert gradient.type.elements[3].dtype.numpy == dtype
 
 
 def test_what_compares_more_than_rows_with_columns_is_an_array() -> None:
@@ -630,13 +416,6 @@ def test_caps_of_masked_scores_and_in_16_bits() -> None:
 
     check_both(attend(masked), [*draw(), MASK])
     check_both(OTHERS[CAPPED], draw(BF16), tolerance=2e-2)
-
-
-KEPT = np.random.default_rng(2).random((BATCH, HEADS, QUERIES, QUERIES)) < 0.8
-
-
-def of_flax(p: Any, kept: Any) -> Any:
-    return p * (kept.astype(p.dtype) / 0.8)
 
 
 DROPOUTS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {

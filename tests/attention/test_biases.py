@@ -1,0 +1,110 @@
+"""Biases of attention and their gradients, by our own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astitch.attention import find
+from astitch.attention.choose import Projection
+from astitch.graph.reference import run_graph
+from tests.attention.biased import (
+    LEARNED,
+    WHOLE,
+    joined_for_two_layers,
+    of_library_with_bias,
+    of_one_bias,
+    of_two_layers,
+    whole_bias,
+    without_a_bias,
+)
+from tests.attention.spellings import BIAS, GROUPS, HEADS, attend, by_hand, make_gradient
+from tests.attention.test_tiles import (
+    BF16,
+    F32,
+    check_both,
+    compare,
+    draw,
+    draw_shared,
+    fuse,
+    list_attention,
+    run_as_xla,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "LEAST_SCORES", 1)
+    monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gradient_of_a_bias(name: str) -> None:
+    function, given = LEARNED[name]
+    others = int(name == "of another product")
+    fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
+    assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
+
+
+@pytest.mark.parametrize("function", [of_two_layers, joined_for_two_layers])
+@pytest.mark.parametrize("given", [BIAS, WHOLE])
+def test_layers_that_share_a_bias(function: Callable[..., Any], given: np.ndarray) -> None:
+    """The gradients that they give it are added up."""
+    arrays = [*draw(), given.astype(F32)]
+    for which, count in ((function, 2), (make_gradient(function, 4), 4)):
+        graph, fused = fuse(which, arrays)
+        assert len(list_attention(fused)) == count
+        wanted = run_graph(graph, arrays)
+        for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+            for found, expected in zip(results, wanted, strict=True):
+                compare(found, expected, 6e-3)
+
+
+def test_a_bias_that_is_subtracted_is_one() -> None:
+    for given in (BIAS, WHOLE):
+        fused = check_both(without_a_bias, [*draw(), given.astype(F32)])
+        assert list_attention(fused)[0].arrays == ("bias",)
+
+
+def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
+    def shared(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+        return of_one_bias(q, k, v, bias)
+
+    fused = check_both(shared, [*draw_shared(), BIAS.astype(F32)], arguments=4)
+    assert list_attention(fused)[1].gives == "bias"
+    for bias in (BIAS.astype(BF16), BIAS.astype(F32)):
+        check_both(
+            of_library_with_bias, [*draw(BF16), bias.astype(BF16)], tolerance=3e-2, arguments=4
+        )
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gradient_of_a_bias_in_16_bits(name: str) -> None:
+    """Also of what the program adds up in f32."""
+    function, given = LEARNED[name]
+    graph, fused = fuse(make_gradient(function, 4), [*draw(BF16), given.astype(BF16)])
+    assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
+    arrays = [*draw(BF16), given.astype(BF16)]
+    wanted = run_graph(graph, arrays)
+    for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+        for found, expected in zip(results, wanted, strict=True):
+            compare(found, expected, 4e-2)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
+    """Also in f32 beside 16 bits."""
+    for of_bias in (F32, dtype):
+        given = [*draw(dtype), WHOLE.astype(of_bias)]
+        tolerance = 3e-3 if dtype == F32 else 2e-2
+        fused = check_both(attend(lambda s, b: by_hand(s + b)), given, tolerance=tolerance)
+        assert list_attention(fused)[0].arrays == ("bias",)
+    given = [*draw(dtype), WHOLE.astype(dtype)]
+    fused = check_both(whole_bias, given, tolerance=3e-2, arguments=4)
+    gradient = next(node for node in fused if node.op == "attention-gradient")
+    assert gradient.type.elements[3].dtype.numpy == dtype
