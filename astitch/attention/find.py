@@ -289,7 +289,7 @@ class Search:
     def choose_gradient_of_bias(self, attention: Attention) -> Attention | None:
         """With what our kernels give for the gradients of biases; None where that is not what is read.
 
-        A bias whose gradient they sum is put first.  Else they give that of all scores, in the scores' type: the product
+        A bias whose gradient they sum is put first.  Else they give that of all scores, in the type of q: the product
         that it follows from is rounded to that too.
         """
         sums, softmax = attention.bias_sums, attention.softmax
