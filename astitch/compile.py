@@ -29,7 +29,7 @@ from astitch.loops.plan import describe_loops, find_planned
 from astitch.pipeline import NAMES, Emitted, Job, Target, run_passes
 from astitch.program.steps import Program
 from astitch.search.build_program import NOT_EMITTED, build_program, leave_program
-from astitch.search.peak_memory import estimate_least_plain_peak
+from astitch.search.peak_memory import estimate_factors_stored, estimate_least_plain_peak
 from astitch.search.plan_scopes import Render, render_kernel
 from astitch.show.compilation import Compilation
 from astitch.show.explain import (
@@ -111,24 +111,30 @@ def compile_graph(
         return compilation
     told = directives.list_outcomes()
     limit = directives.memory_limit
-    plain = 0
+    plain = stored = 0
     if target.in_xla:
-        plain = faults.attempt(
+        plain, stored = faults.attempt(
             lambda: _estimate_plain(graph),
-            lambda: 0,
+            lambda: (0, 0),
             stage="estimate_least_plain_peak",
             subject=graph.name,
             cost="its memory is not compared with that of XLA's own version",
         )
     return replace(
-        compilation, faults=faults.found, directives=told, memory_limit=limit, plain_bytes=plain
+        compilation,
+        faults=faults.found,
+        directives=told,
+        memory_limit=limit,
+        plain_bytes=plain,
+        stored_bytes=stored,
     )
 
 
-def _estimate_plain(graph: Graph) -> int:
-    """The bytes that XLA alone takes for a program, at the least.  The passes asked for most of it."""
+def _estimate_plain(graph: Graph) -> tuple[int, int]:
+    """The bytes that XLA alone takes for a program, at the least, and those where products compute nothing of what they
+    read.  The passes asked for most of it."""
     given = sum(graph[name].array.bytes for name in graph.parameters)
-    return given + estimate_least_plain_peak(graph)
+    return given + estimate_least_plain_peak(graph), given + estimate_factors_stored(graph)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:

@@ -302,9 +302,18 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
         from astitch.api.transformation import Compiling, Entry, journal
 
         wish = current()
-        again = functools.partial(
-            compile_, backend, module, executable_devices, compile_options, *rest, **named
-        )
+
+        def compile_with(options: Any) -> Any:
+            return compile_(backend, module, executable_devices, options, *rest, **named)
+
+        def again() -> Any:
+            return compile_with(compile_options)
+
+        def untuned() -> Any:
+            from astitch.library.xla_fallback import leave_untuned
+
+            return compile_with(leave_untuned(compile_options))
+
         if wish == OFF or _now.compiling is not None:
             return again()
         settings = wish if isinstance(wish, Settings) else None
@@ -327,7 +336,7 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
         _now.compiling = compiling = Compiling(settings, devices)
         _now.passing = None
         try:
-            made = _compile(again, compiling)
+            made = _compile(again, compiling, untuned)
         finally:
             _now.compiling = None
         _now.passing = made if compiling.is_passing else None
@@ -336,7 +345,10 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
     return backend_compile_and_load
 
 
-def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
+def _compile(
+    compile_: Callable[[], Any], compiling: Compiling, compile_untuned: Callable[[], Any]
+) -> Any:
+    """The executable.  compile_untuned: see fit_memory."""
     from astitch.api.transformation import journal
 
     try:
@@ -354,7 +366,7 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
                 FaultWarning,
                 stacklevel=4,
             )
-            return _compile(compile_, compiling)
+            return _compile(compile_, compiling, compile_untuned)
         compiling.off = compiling.is_passing = True
         made = compile_()
         journal.replace(compiling, f"XLA refuses the module with kernels: {show_error(error)}")
@@ -364,7 +376,7 @@ def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
             FaultWarning,
             stacklevel=4,
         )
-    made = fit_memory(made, compile_, compiling)
+    made = fit_memory(made, compile_, compiling, compile_untuned)
     if compiling.refusal is not None:
         raise compiling.refusal
     if compiling.stitched and not compiling.off and compiling.is_checked:

@@ -19,6 +19,7 @@ from astitch.xla.kept_stitchings import ALONE, ONLY_TURNS, keep_fit
 
 if TYPE_CHECKING:
     from astitch.api.transformation import Compiling
+    from astitch.xla.kept_stitchings import Made
 
 CLOSER = (0.01, 0.04, 0.1)
 """The shares of the limit by which each next try asks for less than the last one missed: estimates are not exact."""
@@ -35,6 +36,9 @@ SHARE = 1.02
 
 DOUBT = 1.03
 """How much of what XLA's own version is estimated to take, at the least, is in doubt: that version is compiled."""
+
+WORKSPACE = 32 << 20
+"""Bytes that products of libraries may work in, on Hopper."""
 
 LEAST_PLANNED = 32 << 20
 """Bytes of a program that is worth a compilation of XLA's own version."""
@@ -61,10 +65,16 @@ _Fit = tuple[Any, Any, int, str]
 """What a Compiling keeps of a compile, its executable, what XLA plans for it, and the directives."""
 
 
-def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> Any:
+def fit_memory(
+    made: Any,
+    compile_: Callable[[], Any],
+    compiling: Compiling,
+    compile_untuned: Callable[[], Any] | None = None,
+) -> Any:
     """The executable of XLA's, or one that takes less memory; a warning where that is more than the limit.
 
-    made: the first one.  compile_: compiles again, with what `compiling` says.
+    made: the first one.  compile_: compiles again, with what `compiling` says.  compile_untuned: the same, with all
+    products by libraries; it takes a third of the time and of a memory that tells what XLA's own version takes.
     """
     if not compiling.stitched or compiling.off:
         return made
@@ -72,7 +82,7 @@ def fit_memory(made: Any, compile_: Callable[[], Any], compiling: Compiling) -> 
     if planned is None:
         return made
     if compiling.memory_limit is None:
-        return _fit_xla(made, planned, compile_, compiling)
+        return _fit_xla(made, planned, compile_, compiling, compile_untuned)
     return _fit_limit(made, planned, compile_, compiling, compiling.memory_limit)
 
 
@@ -102,7 +112,13 @@ def _fit_limit(
     return made
 
 
-def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Compiling) -> Any:
+def _fit_xla(
+    made: Any,
+    planned: int,
+    compile_: Callable[[], Any],
+    compiling: Compiling,
+    compile_untuned: Callable[[], Any] | None,
+) -> Any:
     """The same, where nobody sets a limit: XLA's own version does."""
     first = compiling.made
     if first is None or not first.plain_bytes or compiling.is_fitted or not compiling.is_alone:
@@ -110,6 +126,9 @@ def _fit_xla(made: Any, planned: int, compile_: Callable[[], Any], compiling: Co
     if len(compiling.devices) > 1:
         return made  # less memory may cost what runs beside collectives, which no projection tells
     if planned < LEAST_PLANNED or planned <= DOUBT * first.plain_bytes:
+        return made
+    if compile_untuned and planned <= _measure_least(compile_untuned, compiling, first):
+        keep_fit(compiling.key, "")
         return made
     plain = _compile_plain(compile_, compiling)
     if plain is None:
@@ -218,6 +237,17 @@ def _compile_plain(compile_: Callable[[], Any], compiling: Compiling) -> tuple[A
         return _compile_planned(compile_)
     finally:
         compiling.off = False
+
+
+def _measure_least(compile_untuned: Callable[[], Any], compiling: Compiling, first: Made) -> float:
+    """The bytes that XLA's own version takes about, rather fewer; 0: it is not known.
+
+    Products by libraries need memory to work in, and their factors stored.
+    """
+    found = _compile_plain(compile_untuned, compiling)
+    if found is None or not first.stored_bytes:
+        return 0
+    return first.plain_bytes / first.stored_bytes * found[1] - WORKSPACE
 
 
 def _compile_planned(compile_: Callable[[], Any]) -> tuple[Any, int] | None:

@@ -183,6 +183,17 @@ def choose_options(device: int, settings: CompilerOptions, tilings: int | None =
     return xla_client.CompileOptions.ParseFromString(both)
 
 
+UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False})
+"""Nothing is measured, and libraries compute all products."""
+
+
+def leave_untuned(options: Any) -> Any:
+    """XLA's CompileOptions with UNTUNED."""
+    found = type(options).ParseFromString(options.SerializeAsString())
+    found.env_option_overrides = [*options.env_option_overrides, *UNTUNED.items()]
+    return found
+
+
 def _choose_tilings(count: int) -> bytes:
     """A serialized CompileOptionsProto with this choice alone.  Its keys are those of
     cost_model_config_optimization.cc."""

@@ -540,20 +540,33 @@ def _order_by_depth(program: MemorySteps) -> Iterator[int]:
 
 def estimate_plain_peak(graph: Graph) -> int:
     """Bytes of temporary memory that XLA alone needs, at the least.  Several passes ask."""
+    return min(_estimate_both_ways(graph))
+
+
+def estimate_factors_stored(graph: Graph) -> int:
+    """The same, if products compute nothing of what they read, as those of libraries."""
+    return _estimate_both_ways(graph)[1]
+
+
+def _estimate_both_ways(graph: Graph) -> tuple[int, int]:
+    """The least peaks where products compute their factors, and where these are stored."""
     known = _KNOWN_PEAKS.get(id(graph))
     if known and known[0]() is graph:
         return known[1]
     regions = measure_regions(graph)
-    ways = (
-        list_plain_steps(graph, stores_shared=shared, stores_factors=factors, regions=regions)
-        for shared in (False, True)
-        for factors in (False, True)
-    )
-    peak = min(schedule(way).peak for way in ways)
+
+    def measure_way(*, factors: bool) -> int:
+        ways = (
+            list_plain_steps(graph, stores_shared=shared, stores_factors=factors, regions=regions)
+            for shared in (False, True)
+        )
+        return min(schedule(way).peak for way in ways)
+
+    peaks = measure_way(factors=False), measure_way(factors=True)
     if len(_KNOWN_PEAKS) >= MOST_KNOWN:
         _KNOWN_PEAKS.clear()
-    _KNOWN_PEAKS[id(graph)] = weakref.ref(graph), peak
-    return peak
+    _KNOWN_PEAKS[id(graph)] = weakref.ref(graph), peaks
+    return peaks
 
 
 def estimate_least_plain_peak(graph: Graph) -> int:
@@ -568,7 +581,7 @@ def estimate_least_plain_peak(graph: Graph) -> int:
     return min(estimate_plain_peak(graph), *(schedule(way).peak for way in ways))
 
 
-_KNOWN_PEAKS: dict[int, tuple[weakref.ref[Graph], int]] = {}
+_KNOWN_PEAKS: dict[int, tuple[weakref.ref[Graph], tuple[int, int]]] = {}
 MOST_KNOWN = 64
 
 

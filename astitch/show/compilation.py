@@ -41,6 +41,7 @@ class Compilation:
     memory_limit: the bytes that the program is to take at most; None: nobody says.
     doubled: which loops of XLA's take several turns in one.
     plain_bytes: what XLA alone is estimated to take, at the least: arguments, results and temporaries.
+    stored_bytes: the same, if its products compute nothing of what they read.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -62,6 +63,7 @@ class Compilation:
     memory_limit: int | None = None
     doubled: tuple[str, ...] = ()
     plain_bytes: int = 0
+    stored_bytes: int = 0
 
     @cached_property
     def share(self) -> Share:

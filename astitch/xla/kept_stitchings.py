@@ -24,7 +24,7 @@ from astitch.xla.agreement import digest_module
 from astitch.xla.hook import Stitching, read_module
 from astitch.xla.module_cache import LONGEST_WAIT_S, fingerprint, open_cache
 
-FORM = "astitch hook 3"
+FORM = "astitch hook 4"
 
 _LENGTH_BYTES = 4
 
@@ -36,7 +36,8 @@ class Made:
     module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
     where an earlier process made it.  share: how much is stitched, in words.
     estimated, plain_bytes: what it and what XLA's own version is estimated to take, the latter at the least; 0: it is
-    not known.  light_us: its memory-intensive time, as projected; spared_us: what XLA's loops would take more.
+    not known.  stored_bytes: the same, if XLA's products compute nothing of what they read.
+    light_us: its memory-intensive time, as projected; spared_us: what XLA's loops would take more.
     """
 
     module: bytes | None
@@ -46,6 +47,7 @@ class Made:
     compilation: Compilation | None = field(default=None, compare=False)
     estimated: int = 0
     plain_bytes: int = 0
+    stored_bytes: int = 0
     light_us: float = 0.0
     spared_us: float = 0.0
 
@@ -61,6 +63,7 @@ class Made:
             found,
             _estimate(found) if stitching.module else 0,
             found.plain_bytes,
+            found.stored_bytes,
             share.stitched_us + share.left_us,
             found.spared_us,
         )
@@ -152,7 +155,8 @@ def with_number(module: bytes, number: int) -> bytes:
 
 def pack(made: Made) -> bytes:
     """An entry's content: length of the JSON header, header, module."""
-    numbers = made.estimated, made.plain_bytes, made.light_us, made.spared_us
+    sizes = made.estimated, made.plain_bytes, made.stored_bytes
+    numbers = *sizes, made.light_us, made.spared_us
     told = made.module is not None, made.kernels, made.reason, made.share, *numbers
     header = json.dumps(told).encode()
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + (made.module or b"")
