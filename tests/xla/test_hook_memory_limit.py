@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import astitch
 from astitch.api import fitting
 from astitch.api.transformation import Compiling, journal
 from astitch.faults import FaultWarning
+from astitch.library.xla_fallback import leave_untuned
 from astitch.show.memory import MemoryLimitWarning
 from astitch.xla.kept_stitchings import Made
 from tests.ahead_of_time import GPU, devices, needs_hook
@@ -342,6 +344,51 @@ def test_the_largest_arrays_are_left_to_xla(second: int, monkeypatch: pytest.Mon
     found = fitting._leave_largest(best, 100, lambda: None, Fake(), lambda: False)  # type: ignore[arg-type]
     assert told == ["in-order\nleave %a\nleave %b", "in-order\nleave %a\nleave %b\nleave %d"]
     assert found == ((told[1], "made", 90, told[1]) if second <= 100 else best)
+
+
+@pytest.mark.parametrize(("untuned", "asked"), [(140, ["untuned"]), (100, ["untuned", "plain"])])
+def test_a_compile_without_tuning_may_end_a_doubt(
+    untuned: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three quarters of it, as the factors of products would not be stored, without what libraries work in."""
+    mb = 1 << 20
+    sizes = {"untuned": untuned * mb, "plain": 66 * mb}
+    compiled: list[str] = []
+
+    def compile_plain(compile_: Callable[[], str], _: Any) -> tuple[str, int]:
+        compiled.append(compile_())
+        return compiled[-1], sizes[compiled[-1]]
+
+    class InDoubt:
+        memory_limit, stitched, off, is_alone, is_fitted, entry = None, True, False, True, False, None
+        made = Made(b"module", 1, "", plain_bytes=45 * mb, stored_bytes=60 * mb)
+        devices, key, is_strict = ("gpu",), None, False
+
+        def keep(self) -> dict[str, Any]:
+            return {}
+
+        def go_back(self, kept: dict[str, Any]) -> None:
+            pass
+
+    monkeypatch.setattr(fitting, "planned_bytes", lambda made: 64 * mb)
+    monkeypatch.setattr(fitting, "_compile_plain", compile_plain)
+    found = fitting.fit_memory("made", lambda: "plain", InDoubt(), lambda: "untuned")  # type: ignore[arg-type]
+    assert found == "made" and compiled == asked
+
+
+def test_what_is_compiled_without_tuning_keeps_other_settings() -> None:
+    from jax._src.lib import xla_client
+
+    options = xla_client.CompileOptions()
+    options.env_option_overrides = [("xla_gpu_graph_min_graph_size", 7)]
+    options.num_replicas = 2
+    found = leave_untuned(options)
+    assert dict(found.env_option_overrides) == {
+        "xla_gpu_graph_min_graph_size": 7,
+        "xla_gpu_autotune_level": 0,
+        "xla_gpu_enable_triton_gemm": False,
+    }
+    assert found.num_replicas == 2 and len(options.env_option_overrides) == 1
 
 
 def test_xlas_own_version_is_not_compiled_without_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
