@@ -37,6 +37,9 @@ SHARE = 1.02
 DOUBT = 1.03
 """How much of what XLA's own version is estimated to take, at the least, is in doubt: that version is compiled."""
 
+CUBLAS = "__cublas$"
+"""How targets of its calls begin."""
+
 WORKSPACE = 32 << 20
 """Bytes that products of libraries may work in, on Hopper."""
 
@@ -247,7 +250,18 @@ def _measure_least(compile_untuned: Callable[[], Any], compiling: Compiling, fir
     found = _compile_plain(compile_untuned, compiling)
     if found is None or not first.stored_bytes:
         return 0
-    return first.plain_bytes / first.stored_bytes * found[1] - WORKSPACE
+    made, planned = found
+    workspace = WORKSPACE if _calls_library(made) else 0
+    return first.plain_bytes / first.stored_bytes * planned - workspace
+
+
+def _calls_library(made: Any) -> bool:
+    """Has an executable products of cuBLAS?  Yes, where that cannot be read."""
+    try:
+        return any(CUBLAS in module.to_string() for module in made.hlo_modules())
+    except Exception as error:
+        pass_interrupt(error)
+        return True
 
 
 def _compile_planned(compile_: Callable[[], Any]) -> tuple[Any, int] | None:

@@ -360,7 +360,14 @@ def test_a_compile_without_tuning_may_end_a_doubt(
         return compiled[-1], sizes[compiled[-1]]
 
     class InDoubt:
-        memory_limit, stitched, off, is_alone, is_fitted, entry = None, True, False, True, False, None
+        memory_limit, stitched, off, is_alone, is_fitted, entry = (
+            None,
+            True,
+            False,
+            True,
+            False,
+            None,
+        )
         made = Made(b"module", 1, "", plain_bytes=45 * mb, stored_bytes=60 * mb)
         devices, key, is_strict = ("gpu",), None, False
 
