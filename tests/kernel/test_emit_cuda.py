@@ -46,6 +46,34 @@ def test_every_stitchable_type_has_a_rendering() -> None:
     assert set(STORAGE) == STITCHABLE_DTYPES
 
 
+@pytest.mark.parametrize("dtype", [DType.S8, DType.U32, DType.S32, DType.U64])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_shift_by_one_is_opaque_to_the_compiler(dtype: DType, count: int) -> None:
+    """Of 32 and 64 bits: its time doubles with each of many that follow each other."""
+    amount = k.Number(Literal.of(np.array(count, dtype.numpy)))
+    operands = k.Name("x"), amount
+    call = k.Call("shift-right-logical", dtype, operands, (dtype, dtype), NoAttrs())
+    assert (render(call) == "hlo_halve(x)") == (count == 1 and dtype.bytes >= 4)
+
+
+@pytest.mark.parametrize("dtype", [DType.U32, DType.S32, DType.U64])
+def test_halvings_that_follow_each_other(dtype: DType) -> None:
+    type_ = f"{dtype.value}[1000]"
+    builder = GraphBuilder()
+    halved = builder.parameter(type_)
+    one = builder.broadcast(builder.constant(np.array(1, dtype.numpy)), (1000,), ())
+    for _ in range(3):
+        more = builder.op("add", type_, halved, one)
+        halved = builder.op("shift-right-logical", type_, more, one)
+    program = compile_graph(builder.build(halved), preset("host")).program
+    numbers = np.arange(-500, 500).astype(dtype.numpy)
+    (found,) = HostEngine(program, check=True).run([numbers])
+    unsigned = numbers.view(f"u{dtype.bytes}")
+    for _ in range(3):
+        unsigned = (unsigned + unsigned.dtype.type(1)) >> unsigned.dtype.type(1)
+    np.testing.assert_array_equal(found, unsigned.view(dtype.numpy))
+
+
 def test_every_element_wise_op_has_a_rendering() -> None:
     named = {"compare", "convert", "bitcast-convert", "reduce-precision"}
     for name, op in OPS.items():
