@@ -158,6 +158,7 @@ class Search:
         if not readers:
             return None
         masks = self.masks.find(rows)
+        rows.lows = self.masks.lows
         softmax, kinds = None, dict[str, str]()
         values = list(dict.fromkeys(reader.value for reader in readers))
         for value in values:

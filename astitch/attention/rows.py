@@ -153,6 +153,7 @@ class RowFunctions:
         self.reduced: set[str] = set()  # what follows from a sum or maximum of a row
         self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
+        self.lows: Mapping[str, float] = {}  # what masks of numbers leave scores out with
         self._gain = 1.0
         self._float: np.dtype[Any] = np.dtype(np.float64)
         self._longer: dict[int, tuple[int, int]] = {}
@@ -574,6 +575,7 @@ class RowFunctions:
             and (number := read_scalar(self.graph, operand)) is not None
             and number <= -MOST_MULTIPLIER
         }
+        read |= {self.lows[name] for name in self.sources if name in self.lows}
         return sorted({float(np.float32(number)) for number in read} | {LEFT_OUT}, reverse=True)
 
     def without_gain(self) -> RowFunctions:
