@@ -148,6 +148,7 @@ class Search:
         products = {r.product.name for r in readers}
         # The gradients of a bias of several layers are added up: what others give is none of these rows.
         rows.leave_out({name for reader in readers for name in rows.reads[reader.value]})
+        rows.keep_leading_to([reader.value for reader in readers])
         sums: list[BiasSum] = []
         for name in _find_escaping(graph, rows, products) if readers else ():
             if _varies_by_key(rows, name):

@@ -375,6 +375,22 @@ class RowFunctions:
         foreign = {name for name, read in self.reads.items() if not read <= {*known}}
         self.labels = {name: x for name, x in self.labels.items() if name not in foreign}
 
+    def keep_leading_to(self, values: Collection[str]) -> None:
+        """Leaves out what leads neither to these values nor to one number a row: that reads rows as a whole."""
+        pending = [*values, *(name for name in self.labels if not self.varies(name))]
+        found = set[str]()
+        while pending:
+            name = pending.pop()
+            if name in self.labels and name not in found:
+                found.add(name)
+                pending += self.graph[name].operands
+        self.labels = {name: x for name, x in self.labels.items() if name in found}
+
+    def varies(self, name: str) -> bool:
+        """Is it more than one number a row?"""
+        labels, key = self.resolved(name), set(self.parts.resolve(self.key))
+        return labels is None or any(key & set(label) or self.is_longer(label) for label in labels)
+
     def is_longer(self, label: Label | None) -> bool:
         return label is not None and len(label) == 1 and label[0] in self._longer
 
