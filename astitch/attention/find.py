@@ -545,7 +545,7 @@ def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
 
 
 def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:
-    """The products of what is computed from the scores; none if one of them is of another form."""
+    """The products of what is computed from the scores; those of another form read rows as a whole."""
     found: list[Reader] = []
     keys = rows.parts.resolve(rows.key)
     for value in rows.labels:
@@ -554,9 +554,8 @@ def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:
             if user in rows.labels or not isinstance(product.attrs, DotAttrs):
                 continue
             reader = read_product(graph, rows, product, value, keys)
-            if reader is None:
-                return []
-            found.append(reader)
+            if reader:
+                found.append(reader)
     return found
 
 
