@@ -45,7 +45,7 @@ def find_sums(
     None where the value's dimensions are not those of the scores.
     """
     graph, labels = rows.graph, rows.resolved(value)
-    if labels is None:
+    if labels is None or any(map(rows.is_longer, labels)):
         return None
     users = (graph[user] for user in graph.users[value])
     others = [node for node in users if node.name not in rows.labels and node.name not in products]
@@ -90,7 +90,7 @@ def fit_bias_gradient(
             given = np.broadcast_to(rows.evaluate(value, drawn), p.shape)
             yield given[full], wanted[full], NOTHING * np.max(abs(dp))
 
-    return fit_factor(evaluate())
+    return fit_factor(evaluate(), signed=True)
 
 
 def passes_masks(

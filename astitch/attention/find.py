@@ -148,6 +148,7 @@ class Search:
         products = {r.product.name for r in readers}
         # The gradients of a bias of several layers are added up: what others give is none of these rows.
         rows.leave_out({name for reader in readers for name in rows.reads[reader.value]})
+        rows.keep_leading_to([reader.value for reader in readers])
         sums: list[BiasSum] = []
         for name in _find_escaping(graph, rows, products) if readers else ():
             if _varies_by_key(rows, name):
@@ -158,6 +159,7 @@ class Search:
         if not readers:
             return None
         masks = self.masks.find(rows)
+        rows.lows = self.masks.lows
         softmax, kinds = None, dict[str, str]()
         values = list(dict.fromkeys(reader.value for reader in readers))
         for value in values:
@@ -543,7 +545,7 @@ def _key_dimensions(node: Node, graph: Graph) -> Iterator[int]:
 
 
 def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:
-    """The products of what is computed from the scores; none if one of them is of another form."""
+    """The products of what is computed from the scores; those of another form read rows as a whole."""
     found: list[Reader] = []
     keys = rows.parts.resolve(rows.key)
     for value in rows.labels:
@@ -552,9 +554,8 @@ def _find_readers(graph: Graph, rows: RowFunctions) -> list[Reader]:
             if user in rows.labels or not isinstance(product.attrs, DotAttrs):
                 continue
             reader = read_product(graph, rows, product, value, keys)
-            if reader is None:
-                return []
-            found.append(reader)
+            if reader:
+                found.append(reader)
     return found
 
 

@@ -197,10 +197,10 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
     of_scores = (*of_queries.parts[:3], keys)
     if attention.gives:
         attrs = replace(attrs, gives=attention.gives)
-        scores = tuple(at.rows.parts.extent(label) for label in of_scores)
-        of_bias = ArrayType(DType.F32, nodes[dict(arrays)["bias"]].shape)
-        given_type = ArrayType(types[0].dtype, scores) if attention.gives == "scores" else of_bias
-        types = (*types, given_type)
+        beside = ArrayType(types[0].dtype, tuple(map(at.rows.parts.extent, of_scores)))
+        if attention.gives == "bias":
+            beside = ArrayType(DType.F32, nodes[dict(arrays)["bias"]].shape)
+        types = (*types, beside)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
     for found in attention.bias_sums:
@@ -453,8 +453,9 @@ class _Place:
     ) -> None:
         """Puts numbers whose dimensions have the parts `given`, times a factor, in the place of a node."""
         value = self._turn(node, value, given, list(map(self.rows.parts.resolve, wanted)))
+        if factor != 1.0:
+            value = self._multiply(node, self._widen(node, value), factor=factor)
         array = self.nodes[value].array
-        value = self._multiply(node, value, factor=factor)
         if node.dtype is not array.dtype:
             value = self.add(node, "convert", ArrayType(node.dtype, array.shape), (value,))
         self.nodes[node.name] = replace(

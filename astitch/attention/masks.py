@@ -36,6 +36,7 @@ class Masks:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._is_mask: dict[str, bool] = {}
+        self.lows: dict[str, float] = {}  # what masks of numbers leave scores out with
         self._bands: dict[tuple[object, ...], Band | None] = {}
 
     def find(self, rows: RowFunctions) -> frozenset[str]:
@@ -48,10 +49,18 @@ class Masks:
             node = self.graph[name]
             self._is_mask[name] = (
                 node.dtype is DType.PRED
-                or _follows_from_condition(self.graph, node)
-                or _follows_from_indices(self.graph, node)
+                or self._find_low(node) is not None
             )
         return self._is_mask[name]
+
+    def _find_low(self, node: Node) -> float | None:
+        """The number that leaves scores out, of a mask of numbers; None for what is none."""
+        low = _follows_from_condition(self.graph, node)
+        if low is None:
+            low = _follows_from_indices(self.graph, node)
+        if low is not None:
+            self.lows[node.name] = low
+        return low
 
     def find_band(
         self, rows: RowFunctions, masks: Sequence[tuple[Source, bool]]
@@ -87,23 +96,24 @@ def as_seen(values: np.ndarray) -> np.ndarray:
     return np.asarray(seen)
 
 
-def _follows_from_condition(graph: Graph, node: Node) -> bool:
-    """Is a number 0 or very low, as a condition says?"""
+def _follows_from_condition(graph: Graph, node: Node) -> float | None:
+    """The very low one of two numbers, of which a condition says which it is; the other is 0."""
     names: list[str] = [node.name]
     while graph[names[-1]].dtype is not DType.PRED:
         current = graph[names[-1]]
         kind = OPS[current.op].kind
         if kind not in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX) or len(names) > MOST_STEPS:
-            return False
+            return None
         others = [o for o in dict.fromkeys(current.operands) if read_scalar(graph, o) is None]
         if len(others) != 1:
-            return False
+            return None
         names.append(others[0])
     found = [_evaluate_steps(graph, names, condition) for condition in (False, True)]
     if None in found:
-        return False
+        return None
     numbers = [number for number in found if number is not None]
-    return [x == 0 for x in sorted(numbers)] == [False, True] and min(numbers) <= LEAVES_OUT
+    is_mask = [x == 0 for x in sorted(numbers)] == [False, True] and min(numbers) <= LEAVES_OUT
+    return min(numbers) if is_mask else None
 
 
 def _evaluate_steps(graph: Graph, names: Sequence[str], condition: bool) -> float | None:
@@ -126,10 +136,11 @@ def _evaluate_steps(graph: Graph, names: Sequence[str], condition: bool) -> floa
     return float(known[names[0]])
 
 
-def _follows_from_indices(graph: Graph, node: Node) -> bool:
-    """Is each element told by its index alone to be 0 or very low?"""
+def _follows_from_indices(graph: Graph, node: Node) -> float | None:
+    """The lowest element, where each is told by its index alone to be 0 or very low."""
     varying = sorted(varying_dimensions(graph, node.name))
     shape = tuple(node.shape[d] for d in varying)
+    low = 0.0
     try:
         if node.array.size:  # most values depend on data at their first element
             as_seen(evaluate_at(graph, node.name, [np.zeros(1, np.intp)] * node.array.rank))
@@ -137,10 +148,12 @@ def _follows_from_indices(graph: Graph, node: Node) -> bool:
             flat = np.arange(start, min(start + AT_ONCE, prod(shape)))
             places = dict(zip(varying, np.unravel_index(flat, shape), strict=True))
             index = [places.get(d, np.zeros_like(flat)) for d in range(node.array.rank)]
-            as_seen(evaluate_at(graph, node.name, index))
+            values = evaluate_at(graph, node.name, index)
+            as_seen(values)
+            low = min(low, float(values.min()))
     except DependsOnData:
-        return False
-    return True
+        return None
+    return low
 
 
 def _read_band(

@@ -153,6 +153,7 @@ class RowFunctions:
         self.reduced: set[str] = set()  # what follows from a sum or maximum of a row
         self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
+        self.lows: Mapping[str, float] = {}  # what masks of numbers leave scores out with
         self._gain = 1.0
         self._float: np.dtype[Any] = np.dtype(np.float64)
         self._longer: dict[int, tuple[int, int]] = {}
@@ -374,6 +375,22 @@ class RowFunctions:
         foreign = {name for name, read in self.reads.items() if not read <= {*known}}
         self.labels = {name: x for name, x in self.labels.items() if name not in foreign}
 
+    def keep_leading_to(self, values: Collection[str]) -> None:
+        """Leaves out what leads neither to these values nor to one number a row: that reads rows as a whole."""
+        pending = [*values, *(name for name in self.labels if not self.varies(name))]
+        found = set[str]()
+        while pending:
+            name = pending.pop()
+            if name in self.labels and name not in found:
+                found.add(name)
+                pending += self.graph[name].operands
+        self.labels = {name: x for name, x in self.labels.items() if name in found}
+
+    def varies(self, name: str) -> bool:
+        """Is it more than one number a row?"""
+        labels, key = self.resolved(name), set(self.parts.resolve(self.key))
+        return labels is None or any(key & set(label) or self.is_longer(label) for label in labels)
+
     def is_longer(self, label: Label | None) -> bool:
         return label is not None and len(label) == 1 and label[0] in self._longer
 
@@ -574,6 +591,7 @@ class RowFunctions:
             and (number := read_scalar(self.graph, operand)) is not None
             and number <= -MOST_MULTIPLIER
         }
+        read |= {self.lows[name] for name in self.sources if name in self.lows}
         return sorted({float(np.float32(number)) for number in read} | {LEFT_OUT}, reverse=True)
 
     def without_gain(self) -> RowFunctions:

@@ -327,6 +327,9 @@ def _leaves_out_as(rows: RowFunctions, name: str, masks: Container[str], softmax
             given = np.array(drawn[mask.source.name])
             is_condition = given.dtype == np.bool_
             given[:4] = not mask.keeps_true if is_condition else LEFT_OUT
+            if not is_condition:
+                low = rows.lows.get(mask.source.name, LEFT_OUT)
+                given = np.where(given == 0, 0.0, low)
             drawn = rows.replace_drawn(drawn, mask.source, given)
         found = rows.in_f32().evaluate(name, drawn)
         wanted = softmax.evaluate_in_f32(drawn[rows.product.name], drawn)
@@ -398,6 +401,8 @@ def _fit_draws(
             return None
         if fit is not first and any(abs(factor - 1) > tolerance for factor in fit.factors):
             return None
+        if fit is first:
+            added = [factor * bias for factor, bias in zip(fit.factors, added, strict=True)]
         if first.sink and not _has_sink(p, first, x, seen, added, drawn):
             return None
         if not first.sink and np.any(abs(p.sum(1) - 1) > TOLERANCE):
@@ -656,8 +661,10 @@ def draw_gradients(
         yield drawn, p, dp
 
 
-def fit_factor(samples: Iterator[tuple[np.ndarray, np.ndarray, float]]) -> float | None:
-    """The positive factor by which all that is given is what is wanted; None where there is none.
+def fit_factor(
+    samples: Iterator[tuple[np.ndarray, np.ndarray, float]], *, signed: bool = False
+) -> float | None:
+    """The factor, positive unless `signed`, by which all that is given is what is wanted; None where there is none.
 
     samples: (given, wanted, what is too small to tell), of one shape.
     """
@@ -666,7 +673,7 @@ def fit_factor(samples: Iterator[tuple[np.ndarray, np.ndarray, float]]) -> float
         if not np.all(np.isfinite(given)):
             return None
         if factors and np.max(abs(wanted)) <= floor:  # of large scores one has all: rounding
-            if np.max(abs(given)) > 2 * max(factors) * floor:
+            if np.max(abs(given)) > 2 * max(map(abs, factors)) * floor:
                 return None
             continue
         factor = float((given * wanted).sum() / (wanted * wanted).sum())
@@ -674,7 +681,8 @@ def fit_factor(samples: Iterator[tuple[np.ndarray, np.ndarray, float]]) -> float
             return None
         factors.append(factor)
     low, high = min(factors), max(factors)
-    return high if high > 0 and high - low <= GRADIENT_TOLERANCE * high else None
+    is_one = high - low <= GRADIENT_TOLERANCE * max(abs(high), abs(low))
+    return high if is_one and (high > 0 or (signed and high < 0)) else None
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,8 @@ def project_us(shape: AttentionShape, gpu: Gpu, *, gradient: bool) -> float | No
     arrays = [shape.q, shape.k, shape.v, shape.o, *shape.arrays]
     if any(array.size > MOST_ELEMENTS for array in arrays):
         return None
+    if shape.gives == "scores" and shape.score_count > MOST_ELEMENTS:
+        return None
     if rates is None or gpu.compute_capability != HOPPER:
         return None
     h100 = preset("h100")
