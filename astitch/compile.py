@@ -20,7 +20,7 @@ from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.directives import check_option, read_directives, warn_of_unfollowed
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.faults import FaultLog, report_faults
-from astitch.graph.ir import Graph
+from astitch.graph.ir import ConvolutionAttrs, DotAttrs, Graph
 from astitch.graph.stitchable import is_own_call
 from astitch.hlo.schema import name_of_module
 from astitch.hlo_import import import_hlo
@@ -132,9 +132,16 @@ def compile_graph(
 
 def _estimate_plain(graph: Graph) -> tuple[int, int]:
     """The bytes that XLA alone takes for a program, at the least, and those where products compute nothing of what they
-    read.  The passes asked for most of it."""
+    read; the latter 0, where they also narrow what they give.  The passes asked for most of it."""
     given = sum(graph[name].array.bytes for name in graph.parameters)
-    return given + estimate_least_plain_peak(graph), given + estimate_factors_stored(graph)
+    stored = 0 if _widens_products(graph) else given + estimate_factors_stored(graph)
+    return given + estimate_least_plain_peak(graph), stored
+
+
+def _widens_products(graph: Graph) -> bool:
+    """Has a product results of a wider type than its factors?  XLA's own kernels narrow them, libraries store them."""
+    products = [node for node in graph if isinstance(node.attrs, DotAttrs | ConvolutionAttrs)]
+    return any(node.dtype.bytes > graph[node.operands[0]].dtype.bytes for node in products)
 
 
 def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -> Compilation:

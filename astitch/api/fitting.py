@@ -2,7 +2,8 @@
 
 astitch plans by an estimate of what XLA will need.  Only XLA's compiled program says how much that is.  So where it is
 above the limit, the program is compiled again for as much less.  Where nobody sets a limit, what XLA's own version
-takes is one; that version is compiled only where its estimate leaves a doubt.
+takes is one.  Where its estimate leaves a doubt, that version is compiled without tuning, and then, if the doubt is
+left, as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ SHARE = 1.02
 """How much of what XLA's own version takes a program may take."""
 
 DOUBT = 1.03
-"""How much of what XLA's own version is estimated to take, at the least, is in doubt: that version is compiled."""
+"""How much of what XLA's own version is estimated to take, at the least, is in doubt."""
+
+SURE = 0.97
+"""How much of what a compile without tuning tells a program may take, so that there is no doubt left."""
 
 CUBLAS = "__cublas$"
 """How targets of its calls begin."""
@@ -76,8 +80,9 @@ def fit_memory(
 ) -> Any:
     """The executable of XLA's, or one that takes less memory; a warning where that is more than the limit.
 
-    made: the first one.  compile_: compiles again, with what `compiling` says.  compile_untuned: the same, with all
-    products by libraries; it takes a third of the time and of a memory that tells what XLA's own version takes.
+    made: the first one.  compile_: compiles again, with what `compiling` says.
+    compile_untuned: the same, but nothing is measured, and libraries compute all products.  It takes a third of the
+    time.
     """
     if not compiling.stitched or compiling.off:
         return made
@@ -130,7 +135,8 @@ def _fit_xla(
         return made  # less memory may cost what runs beside collectives, which no projection tells
     if planned < LEAST_PLANNED or planned <= DOUBT * first.plain_bytes:
         return made
-    if compile_untuned and planned <= _measure_least(compile_untuned, compiling, first):
+    untuned = _measure_untuned(compile_untuned, compiling, first) if compile_untuned else 0
+    if planned <= SURE * untuned:
         keep_fit(compiling.key, "")
         return made
     plain = _compile_plain(compile_, compiling)
@@ -234,7 +240,7 @@ def _has_loops(compiling: Compiling) -> bool:
 
 
 def _compile_plain(compile_: Callable[[], Any], compiling: Compiling) -> tuple[Any, int] | None:
-    """XLA's own version, and what XLA plans for it; None: XLA does not say."""
+    """The program without kernels, and what XLA plans for it; None: XLA does not say."""
     compiling.off = True
     try:
         return _compile_planned(compile_)
@@ -242,13 +248,15 @@ def _compile_plain(compile_: Callable[[], Any], compiling: Compiling) -> tuple[A
         compiling.off = False
 
 
-def _measure_least(compile_untuned: Callable[[], Any], compiling: Compiling, first: Made) -> float:
-    """The bytes that XLA's own version takes about, rather fewer; 0: it is not known.
+def _measure_untuned(
+    compile_untuned: Callable[[], Any], compiling: Compiling, first: Made
+) -> float:
+    """The bytes that XLA's own version takes about, as its compile without tuning tells; 0: it does not tell.
 
-    Products by libraries need memory to work in, and their factors stored.
+    Libraries need memory to work in, and the factors of products stored.
     """
-    found = _compile_plain(compile_untuned, compiling)
-    if found is None or not first.stored_bytes:
+    found = _compile_plain(compile_untuned, compiling) if first.stored_bytes else None
+    if found is None:
         return 0
     made, planned = found
     workspace = WORKSPACE if _calls_library(made) else 0

@@ -24,7 +24,7 @@ from astitch.graph.ops import OPS, monoid_of
 
 
 @dataclass(frozen=True)
-class BiasSum:
+class BiasGradient:
     """name: a node that sums `value`, factor * p * (dp - sum(p * dp)), over these parts; `value` itself over none.
 
     labels: of the node.
@@ -37,9 +37,9 @@ class BiasSum:
     factor: float = 1.0
 
 
-def find_sums(
+def find_bias_gradients(
     rows: RowFunctions, value: str, products: Container[str]
-) -> tuple[BiasSum, ...] | None:
+) -> tuple[BiasGradient, ...] | None:
     """What is read of a value of the rows, beside products and the rows: sums, or else the value itself.
 
     None where the value's dimensions are not those of the scores.
@@ -51,13 +51,13 @@ def find_sums(
     others = [node for node in users if node.name not in rows.labels and node.name not in products]
     sums = [found for node in others if (found := _read_sum(rows, node, value, labels))]
     if value in graph.outputs or len(sums) < len(others):
-        return (BiasSum(value, value, (), labels),)
+        return (BiasGradient(value, value, (), labels),)
     return tuple(sums)
 
 
 def _read_sum(
     rows: RowFunctions, node: Node, value: str, labels: Sequence[Label]
-) -> BiasSum | None:
+) -> BiasGradient | None:
     """What a node sums of a value; None where it is no sum over the batch, the heads or the queries."""
     graph, attrs = rows.graph, node.attrs
     if not (OPS[node.op].is_reduce and isinstance(attrs, DimensionsAttrs)):
@@ -70,7 +70,7 @@ def _read_sum(
     if set(over) & set(rows.parts.resolve(rows.key)):
         return None
     kept = tuple(label for d, label in enumerate(labels) if d not in attrs.dimensions)
-    return BiasSum(node.name, value, over, kept)
+    return BiasGradient(node.name, value, over, kept)
 
 
 def fit_bias_gradient(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from astitch.attention.biases import BiasSum, find_sums, fit_bias_gradient
+from astitch.attention.biases import BiasGradient, find_bias_gradients, fit_bias_gradient
 from astitch.attention.biases import passes_masks as passes_to_bias
 from astitch.attention.choose import project
 from astitch.attention.conditions import (
@@ -149,10 +149,10 @@ class Search:
         # The gradients of a bias of several layers are added up: what others give is none of these rows.
         rows.leave_out({name for reader in readers for name in rows.reads[reader.value]})
         rows.keep_leading_to([reader.value for reader in readers])
-        sums: list[BiasSum] = []
+        sums: list[BiasGradient] = []
         for name in _find_escaping(graph, rows, products) if readers else ():
             if _varies_by_key(rows, name):
-                found = find_sums(rows, name, products)
+                found = find_bias_gradients(rows, name, products)
                 if found is None:
                     return None
                 sums += found
@@ -201,7 +201,7 @@ class Search:
         forward: Reader | None,
         gradients: tuple[Reader, ...],
         gradient: Gradient | None,
-        sums: Sequence[BiasSum],
+        sums: Sequence[BiasGradient],
         *,
         apart: bool,
     ) -> Attention | None:
@@ -214,8 +214,8 @@ class Search:
         sinks = self.read_sinks(rows, softmax, forward, gradients, gradient)
         if sinks is None:
             return None
-        bias_sums = self.read_bias_sums(rows, softmax, gradient, sums)
-        if bias_sums is None:
+        bias_gradients = self.read_bias_gradients(rows, softmax, gradient, sums)
+        if bias_gradients is None:
             return None
         given, factor = None, 1.0
         if gradients:
@@ -239,7 +239,7 @@ class Search:
             return None
         if count_features(graph, v) != count_features(graph, q):
             return None
-        form = self.split_masks(rows, softmax, apart=apart)
+        form = self.split_masks(rows, softmax, apart=apart, is_learned=bool(bias_gradients))
         if form.others and softmax.empty == OTHER:
             return None
         drop = softmax.drop.source if softmax.drop else None
@@ -268,19 +268,19 @@ class Search:
             factor=factor,
             gradient=gradient,
             sinks=sinks,
-            bias_sums=bias_sums,
+            bias_gradients=bias_gradients,
         )
 
-    def read_bias_sums(
+    def read_bias_gradients(
         self,
         rows: RowFunctions,
         softmax: Softmax,
         gradient: Gradient | None,
-        sums: Sequence[BiasSum],
-    ) -> tuple[BiasSum, ...] | None:
+        sums: Sequence[BiasGradient],
+    ) -> tuple[BiasGradient, ...] | None:
         """What sums the gradient of a bias, with its factor; None where one sums something else."""
         masks = self.masks.find(rows)
-        found: list[BiasSum] = []
+        found: list[BiasGradient] = []
         for one in sums:
             fit = fit_bias_gradient(rows, one.value, softmax, gradient, masks) if gradient else None
             if fit is None:
@@ -294,7 +294,7 @@ class Search:
         A bias whose gradient they sum is put first.  Else they give that of all scores, in the type of q: the product
         that it follows from is rounded to that too.
         """
-        sums, softmax = attention.bias_sums, attention.softmax
+        sums, softmax = attention.bias_gradients, attention.softmax
         if not sums:
             return attention
         rows = attention.rows
@@ -313,7 +313,7 @@ class Search:
     def find_shared(self, attention: Attention, source: Source) -> set[int]:
         """The parts of the batch and the heads that our kernel sums the gradient of a bias over: all that share it.
 
-        None where the bias is that of rows or of columns.
+        There are none where the bias is that of rows or of columns.
         """
         rows, split = attention.rows, attention.split
         labels = find_repeated(rows, source)[1]
@@ -326,8 +326,13 @@ class Search:
             return set()
         return {p for label in (batch, heads) if varying.isdisjoint(label) for p in label}
 
-    def split_masks(self, rows: RowFunctions, softmax: Softmax, *, apart: bool) -> MaskForm:
-        """What masks leave: a band if there is one, and others.  apart: these taken apart as far as they go."""
+    def split_masks(
+        self, rows: RowFunctions, softmax: Softmax, *, apart: bool, is_learned: bool
+    ) -> MaskForm:
+        """What masks leave: a band if there is one, and others.
+
+        apart: these taken apart as far as they go.  is_learned: a bias has a gradient, so that it is no mask.
+        """
         masks = list(softmax.masks)
         if apart:
             masks = [part for mask in masks for part in take_apart(rows, mask)]
@@ -343,9 +348,11 @@ class Search:
         else:
             some, band = [], None
         others = [mask for mask in masks if mask not in some]
-        if band and others and softmax.biases:
-            # Rows that a band and a mask leave out together are those of one array.
-            band, others = None, masks
+        if band and softmax.biases:
+            # Rows that a band and a mask or bias leave out together are those of one array.
+            names = () if is_learned else [bias.name for bias in softmax.biases]
+            if others or any(map(self.masks.may_leave_out, names)):
+                band, others = None, masks
         (causal, window), positions = band or ((False, 0), _choose_positions(rows))
         read = [(mask, read_comparison(rows, mask) if apart else None) for mask in others]
         return MaskForm(
@@ -455,7 +462,7 @@ class Search:
             or attention.softmax.cap
             or attention.softmax.drop
             or attention.softmax.sink
-            or attention.bias_sums
+            or attention.bias_gradients
             or len(added) > 1
             or (attention.masks and narrow not in ABSORBING)
             or (attention.masks and attention.softmax.empty != EQUAL)
@@ -488,9 +495,11 @@ class Search:
         return self.choose_gradient_of_bias(replace(found, through_masks=passes))
 
     def saves_memory(self, attention: Attention, *, of_library: bool) -> bool:
-        """Are arrays of scores far smaller than these?  Our own kernels may also read a bias as large: beside it the
-        plain ops write scores and probabilities.  Numbers are taken to be of the scores' type; the library has numbers
-        for masks too."""
+        """Are arrays of scores far smaller than these?
+
+        Our own kernels may also read a bias as large: the plain ops write scores and probabilities beside it.
+        Numbers are taken to be of the scores' type; the library has numbers for masks too.
+        """
         rows, narrow = attention.rows, attention.q.dtype.bytes
         of_masks = narrow if of_library else DType.PRED.bytes
         whole = rows.product.array.size * narrow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from astitch.attention.biases import BiasSum
+from astitch.attention.biases import BiasGradient
 from astitch.attention.choose import EXACT
 from astitch.attention.conditions import Comparison
 from astitch.attention.integers import Scale
@@ -32,7 +32,7 @@ class Attention:
     pages: of k and v, where tables find both; else none.
     scales: of k and v, where both are multiplied by some (integers.py), None for one that is not; else nothing.
     gradient: how the program computes that of the scores.
-    sinks, bias_sums: the nodes that give that of a sink for each row, and of a bias.
+    sinks, bias_gradients: the nodes that give that of a sink for each row, and of a bias.
     """
 
     rows: RowFunctions
@@ -51,7 +51,7 @@ class Attention:
     factor: float
     gradient: Gradient | None = None
     sinks: tuple[SinkGradient, ...] = ()
-    bias_sums: tuple[BiasSum, ...] = ()
+    bias_gradients: tuple[BiasGradient, ...] = ()
     tiles: str = ""
     through_masks: bool = False
     share: int = 0

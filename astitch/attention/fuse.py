@@ -203,7 +203,7 @@ def _write(nodes: dict[str, Node], attention: Attention) -> None:
         types = (*types, beside)
     back = at.add(first, "attention-gradient", TupleType(types), operands, attrs)
     dq, dk, dv = (at.project(first, back, index) for index in range(3))
-    for found in attention.bias_sums:
+    for found in attention.bias_gradients:
         value = at.project(first, back, 3)
         parts = [
             label if extent > 1 else ()

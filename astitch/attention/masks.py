@@ -5,7 +5,7 @@ A mask is a condition, or a number that is added: 0 keeps a score, a very low on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -37,6 +37,7 @@ class Masks:
         self.graph = graph
         self._is_mask: dict[str, bool] = {}
         self.lows: dict[str, float] = {}  # what masks of numbers leave scores out with
+        self._is_low: dict[str, bool] = {}
         self._bands: dict[tuple[object, ...], Band | None] = {}
 
     def find(self, rows: RowFunctions) -> frozenset[str]:
@@ -47,10 +48,7 @@ class Masks:
         """Is an array of conditions, or of numbers that are 0 or very low?"""
         if name not in self._is_mask:
             node = self.graph[name]
-            self._is_mask[name] = (
-                node.dtype is DType.PRED
-                or self._find_low(node) is not None
-            )
+            self._is_mask[name] = node.dtype is DType.PRED or self._find_low(node) is not None
         return self._is_mask[name]
 
     def _find_low(self, node: Node) -> float | None:
@@ -61,6 +59,16 @@ class Masks:
         if low is not None:
             self.lows[node.name] = low
         return low
+
+    def may_leave_out(self, name: str) -> bool:
+        """May an array have numbers that leave a score out?  Not where indices tell that it has none."""
+        if name not in self._is_low:
+            try:
+                values = _evaluate_by_indices(self.graph, self.graph[name])
+                self._is_low[name] = any(bool(np.any(x <= LEAVES_OUT)) for x in values)
+            except DependsOnData:
+                self._is_low[name] = True
+        return self._is_low[name]
 
     def find_band(
         self, rows: RowFunctions, masks: Sequence[tuple[Source, bool]]
@@ -138,22 +146,27 @@ def _evaluate_steps(graph: Graph, names: Sequence[str], condition: bool) -> floa
 
 def _follows_from_indices(graph: Graph, node: Node) -> float | None:
     """The lowest element, where each is told by its index alone to be 0 or very low."""
-    varying = sorted(varying_dimensions(graph, node.name))
-    shape = tuple(node.shape[d] for d in varying)
     low = 0.0
     try:
-        if node.array.size:  # most values depend on data at their first element
-            as_seen(evaluate_at(graph, node.name, [np.zeros(1, np.intp)] * node.array.rank))
-        for start in range(0, prod(shape), AT_ONCE):
-            flat = np.arange(start, min(start + AT_ONCE, prod(shape)))
-            places = dict(zip(varying, np.unravel_index(flat, shape), strict=True))
-            index = [places.get(d, np.zeros_like(flat)) for d in range(node.array.rank)]
-            values = evaluate_at(graph, node.name, index)
+        for values in _evaluate_by_indices(graph, node):
             as_seen(values)
             low = min(low, float(values.min()))
     except DependsOnData:
         return None
     return low
+
+
+def _evaluate_by_indices(graph: Graph, node: Node) -> Iterator[np.ndarray]:
+    """All elements, some at a time.  Raises DependsOnData where their indices do not tell them."""
+    varying = sorted(varying_dimensions(graph, node.name))
+    shape = tuple(node.shape[d] for d in varying)
+    if node.array.size:  # most values depend on data at their first element
+        yield evaluate_at(graph, node.name, [np.zeros(1, np.intp)] * node.array.rank)
+    for start in range(0, prod(shape) if shape else 0, AT_ONCE):
+        flat = np.arange(start, min(start + AT_ONCE, prod(shape)))
+        places = dict(zip(varying, np.unravel_index(flat, shape), strict=True))
+        index = [places.get(d, np.zeros_like(flat)) for d in range(node.array.rank)]
+        yield evaluate_at(graph, node.name, index)
 
 
 def _read_band(

@@ -283,6 +283,9 @@ class RowFunctions:
         if self._is_mask is None or not self.varies_along_key(source):
             return None
         *above, (added, labels) = self._list_repeated(source)
+        widths = [self.graph[node.name].dtype.bytes for node, _ in above]
+        if any(width < added.dtype.bytes for width in widths):
+            return None  # a narrower type may have no such low number
         if not _is_sum(added) or any(
             read_scalar(self.graph, o) is not None for o in added.operands
         ):

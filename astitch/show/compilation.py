@@ -41,7 +41,7 @@ class Compilation:
     memory_limit: the bytes that the program is to take at most; None: nobody says.
     doubled: which loops of XLA's take several turns in one.
     plain_bytes: what XLA alone is estimated to take, at the least: arguments, results and temporaries.
-    stored_bytes: the same, if its products compute nothing of what they read.
+    stored_bytes: the same, if its products compute nothing of what they read; 0: it is not known.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 

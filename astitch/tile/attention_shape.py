@@ -46,7 +46,7 @@ class AttentionShape:
 
     causal, window: see AttentionAttrs.  q, k, v, o: o's layout is that of its gradient too.  bias, masks, comparisons,
     drop, sink: of the scores, by batch, head, position of q, position of k; empty: by batch and head of k.
-    other_bias: beside a bias, which alone has a gradient.
+    other_bias: beside a bias; no kernel sums its gradient.
     layers: of k and v, of which an array says which one is read; 0: there is none of it.
     k_scale, v_scale: what keys and values are multiplied by, by batch, head of k and position.
     page: positions of a page; 0: there are none.  k_pages, v_pages: tables by batch and page of a sequence; k and v are

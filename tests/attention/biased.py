@@ -148,6 +148,25 @@ def slopes(q: Any, k: Any, v: Any, slope: Any) -> Any:
     return of_one_bias(q, k, v, slope[:, None, None] * jnp.arange(k.shape[1]))
 
 
+def of_pairs(q: Any, k: Any, v: Any, weights: Any) -> Any:
+    """AlphaFold: a product of what is known of pairs gives the bias, and reads its gradient."""
+    pairs = np.random.default_rng(3).standard_normal((BATCH, QUERIES, QUERIES, 8))
+    bias = jnp.einsum("bqkc,ch->bhqk", jnp.asarray(pairs, q.dtype), weights)
+    return attend(lambda s: by_hand(s + bias))(q, k, v)
+
+
+def behind_a_tanh(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return attend(lambda s: by_hand(s - jnp.tanh(bias)))(q, k, v)
+
+
+def beside_a_sink(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    def weigh(s: Any) -> Any:
+        raised = jnp.exp((s + bias) / 2)
+        return raised / (1 + raised.sum(-1, keepdims=True))
+
+    return attend(weigh)(q, k, v)
+
+
 def two_of_each_score(q: Any, k: Any, v: Any, pair: Any) -> Any:
     return attend(lambda s: by_hand((s + pair[0] + 0.5 * pair[1]) * 0.7))(q, k, v)
 
@@ -158,6 +177,9 @@ LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "joined to a mask": (joined_to_a_mask, BIAS),
     "beside numbers of keys": (beside_numbers_of_keys, WHOLE),
     "shifted windows": (shifted_windows, BIAS),
+    "of pairs": (of_pairs, BIAS[0, :8, :HEADS]),
+    "behind a tanh": (behind_a_tanh, WHOLE),
+    "beside a sink": (beside_a_sink, BIAS),
     "two of each score": (two_of_each_score, PAIR),
     "a slope for each head": (slopes, BIAS[0, 0, :HEADS]),
     "of each key": (of_one_bias, BIAS[0, :1]),

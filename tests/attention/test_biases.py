@@ -11,7 +11,11 @@ import pytest
 
 from astitch.attention import find
 from astitch.attention.choose import Projection
+from astitch.device.gpu import preset
+from astitch.graph.ir import DType
 from astitch.graph.reference import run_graph
+from astitch.tile.attention_shape import AttentionShape, Layout
+from astitch.tile.rates import project_us
 from tests.attention.biased import (
     LEARNED,
     WHOLE,
@@ -22,7 +26,18 @@ from tests.attention.biased import (
     whole_bias,
     without_a_bias,
 )
-from tests.attention.spellings import BIAS, GROUPS, HEADS, attend, by_hand, make_gradient
+from tests.attention.spellings import (
+    BATCH,
+    BIAS,
+    GROUPS,
+    HEADS,
+    MASK,
+    QUERIES,
+    attend,
+    by_hand,
+    causal,
+    make_gradient,
+)
 from tests.attention.test_tiles import (
     BF16,
     F32,
@@ -42,10 +57,14 @@ def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
 
 
+OTHER_PRODUCTS = {"of another product": (1, 3), "of pairs": (1, 2)}
+"""Of a function and its gradient."""
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_gradient_of_a_bias(name: str) -> None:
     function, given = LEARNED[name]
-    others = int(name == "of another product")
+    others = OTHER_PRODUCTS.get(name, (0, 0))
     fused = check_both(function, [*draw(), given.astype(F32)], arguments=4, others=others)
     assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
 
@@ -108,3 +127,88 @@ def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
     fused = check_both(whole_bias, given, tolerance=3e-2, arguments=4)
     gradient = next(node for node in fused if node.op == "attention-gradient")
     assert gradient.type.elements[3].dtype.numpy == dtype
+
+
+def perturbed(q: Any, k: Any, v: Any) -> Any:
+    """Also the gradient of the scores themselves, as of numbers that are all 0."""
+    zeros = jnp.zeros((BATCH, HEADS, QUERIES, QUERIES))
+    return make_gradient(whole_bias, 4)(q, k, v, zeros)
+
+
+def test_the_gradient_of_scores_without_a_bias() -> None:
+    _, fused = fuse(perturbed, draw())
+    assert [a.gives for a in list_attention(fused)] == ["", "scores"]
+    check_same(perturbed, draw())
+
+
+def check_same(function: Callable[..., Any], arrays: list[np.ndarray]) -> None:
+    """Found or not, the graph computes the same before and behind, and so do our kernels."""
+    graph, fused = fuse(function, arrays)
+    wanted = run_graph(graph, arrays)
+    for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+        for found, expected in zip(results, wanted, strict=True):
+            compare(found, expected, 3e-3)
+
+
+@pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min), -np.inf])
+@pytest.mark.parametrize("kind", ["band", "joined"])
+def test_numbers_that_leave_out_all_that_a_mask_shows(kind: str, low: float) -> None:
+    """Padding that the program is given as numbers, of which nobody knows that they are a mask."""
+
+    def function(q: Any, k: Any, v: Any, padding: Any) -> Any:
+        def weigh(s: Any) -> Any:
+            if kind == "band":
+                return by_hand(jnp.where(causal(s), s + padding, -1e9))
+            kept = jnp.arange(s.shape[-1]) < 5
+            return by_hand(s + (padding + jnp.where(kept, 0.0, np.finfo(np.float32).min)))
+
+        return attend(weigh)(q, k, v)
+
+    padding = np.where(np.arange(QUERIES) < 5, low, 0.0).astype(F32)
+    check_same(function, [*draw(), np.broadcast_to(padding, (BATCH, 1, 1, QUERIES)).copy()])
+
+
+@pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min)])
+def test_a_sum_with_a_mask_that_is_narrowed(low: float) -> None:
+    """In f16 these numbers are -inf."""
+
+    def function(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        kept = jnp.where(MASK[:, None, None, :], 0.0, low)
+        return attend(lambda s: by_hand(s + (bias + kept).astype(jnp.float16)))(q, k, v)
+
+    check_same(function, [*draw(), BIAS[None].astype(F32)])
+
+
+def test_rows_with_a_sink_whose_gradient_is_read_as_a_whole() -> None:
+    def function(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        def weigh(s: Any) -> Any:
+            longer = jnp.concatenate([s + bias, jnp.zeros((*s.shape[:3], 1))], -1)
+            return by_hand(longer)[..., :-1]
+
+        return attend(weigh)(q, k, v)
+
+    check_same(make_gradient(function, 4), [*draw(), WHOLE.astype(F32)])
+
+
+def test_more_scores_than_offsets_of_32_bits_reach_are_not_written() -> None:
+    layout = Layout(DType.BF16, 1, (0, 0, 0, 1), 64)
+
+    def project_of(keys: int) -> float | None:
+        shape = AttentionShape(
+            batch=16,
+            heads=8,
+            groups=8,
+            queries=4096,
+            keys=keys,
+            scale=1.0,
+            causal=False,
+            window=0,
+            q=layout,
+            k=layout,
+            v=layout,
+            o=layout,
+            gives="scores",
+        )
+        return project_us(shape, preset("h100"), gradient=True)
+
+    assert project_of(2048) and project_of(4096) is None

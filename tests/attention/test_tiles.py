@@ -104,15 +104,16 @@ def check_both(
     *,
     tolerance: float = 3e-3,
     arguments: int = 3,
-    others: int = 0,
+    others: tuple[int, int] = (0, 0),
 ) -> Graph:
     """A function and its gradient have no product left; the ops and their kernels compute the same.
 
-    arguments: so many have a gradient.  others: so many products of the function are none of attention."""
+    arguments: so many have a gradient.  others: so many products of the function, and
+    of its gradient, are none of attention."""
     for which, count in ((function, 1), (make_gradient(function, arguments), 2)):
         graph, fused = fuse(which, arrays)
         assert [a.tiles != "" for a in list_attention(fused)] == [True] * count
-        assert sum(node.op == "dot" for node in fused) == (others if count == 1 else 3 * others)
+        assert sum(node.op == "dot" for node in fused) == others[count - 1]
         wanted = run_graph(graph, arrays)
         for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
             for found, expected in zip(results, wanted, strict=True):

@@ -360,16 +360,11 @@ def test_a_compile_without_tuning_may_end_a_doubt(
         return compiled[-1], sizes[compiled[-1]]
 
     class InDoubt:
-        memory_limit, stitched, off, is_alone, is_fitted, entry = (
-            None,
-            True,
-            False,
-            True,
-            False,
-            None,
-        )
         made = Made(b"module", 1, "", plain_bytes=45 * mb, stored_bytes=60 * mb)
-        devices, key, is_strict = ("gpu",), None, False
+        stitched = is_alone = True
+        off = is_fitted = is_strict = False
+        memory_limit = entry = key = None
+        devices = ("gpu",)
 
         def keep(self) -> dict[str, Any]:
             return {}
