@@ -346,7 +346,9 @@ def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(
-    compile_: Callable[[], Any], compiling: Compiling, compile_untuned: Callable[[], Any]
+    compile_: Callable[[], Any],
+    compiling: Compiling,
+    compile_untuned: Callable[[], Any] | None = None,
 ) -> Any:
     """The executable.  compile_untuned: see fit_memory."""
     from astitch.api.transformation import journal

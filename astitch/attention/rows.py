@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -124,24 +124,14 @@ class Source:
     labels: tuple[Label, ...]
 
 
-class RowFunctions:
-    """The ops that compute rows from the rows of a product.
+class _Rows:
+    """The ops that compute rows from the rows of a product, what they read beside it, and what they give.
 
     key: the number of the product's dimension along which a row lies.
-    is_mask: of an array's name; given, sums of a bias and a mask are taken apart.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        product: Node,
-        key: int,
-        order: Mapping[str, int],
-        is_mask: Callable[[str], bool] | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, product: Node, key: int, order: Mapping[str, int]) -> None:
         self.graph, self.product, self.key_dimension = graph, product, key
-        self._is_mask = is_mask
-        self.takes_apart = False  # a sum of a bias and a mask
         self.parts = Parts()
         labels = tuple(() if n == 1 else (self.parts.add(n),) for n in product.shape)
         self.key = labels[key]
@@ -159,7 +149,6 @@ class RowFunctions:
         self._longer: dict[int, tuple[int, int]] = {}
         """Parts of rows with numbers more: how many in front of the scores and behind them."""
         self._find(order)
-        self._derive_sources(order)
 
     # ---- which ops they are
 
@@ -186,140 +175,6 @@ class RowFunctions:
                 if user not in seen:
                     seen.add(user)
                     heapq.heappush(queue, (order[user], user))
-
-    def _derive_sources(self, order: Mapping[str, int]) -> None:
-        """Of sources that are sums or multiples of other sources, only these are left: a number that rows are
-        multiplied by may stand in front of some of their readers, and behind others.  Of those that are 0 or one other
-        number, the condition is: it takes a byte."""
-        aliased = set(self.aliases.values())
-        read: dict[str, frozenset[str]] = {}
-        for name in sorted(self.sources, key=lambda name: order[name]):
-            if name in aliased:
-                continue
-            derived = (
-                self._read_derived(name)
-                or self._read_multiplier(name)
-                or self._read_exponential(name)
-                or self._read_masked_bias(name)
-            )
-            if derived is None:
-                continue
-            ops, read[name] = derived
-            self._derived |= ops
-            del self.sources[name]
-        for name, sources in self.reads.items():
-            leaves = [read.get(source, frozenset((source,))) for source in sources]
-            self.reads[name] = frozenset().union(*leaves)
-
-    def _read_derived(self, name: str) -> tuple[set[str], frozenset[str]] | None:
-        """(the ops, the sources that they read), of a source that can be computed from others."""
-        labels = tuple(map(self.parts.resolve, self.sources[name].labels))
-        ops, read, pending = set[str](), set[str](), [name]
-        while pending:
-            node = self.graph[pending.pop()]
-            if not _is_linear(node):
-                return None
-            ops.add(node.name)
-            if len(ops) > MOST_DERIVED:
-                return None
-            for operand in node.operands:
-                source = self.sources.get(self.aliases.get(operand, operand))
-                if source is not None and source.name != name:
-                    if tuple(map(self.parts.resolve, source.labels)) != labels:
-                        return None
-                    read.add(source.name)
-                elif read_scalar(self.graph, operand) is None and operand not in ops:
-                    pending.append(operand)
-        return (ops, frozenset(read)) if read else None
-
-    def _read_multiplier(self, name: str) -> tuple[set[str], frozenset[str]] | None:
-        """(the ops, the condition), of a source that is 0 where a condition does not hold, and else one number; the
-        condition becomes a source."""
-        source, ops, current = self.sources[name], set[str](), name
-        while self.graph[current].dtype is not DType.PRED:
-            node = self.graph[current]
-            varying = [o for o in node.operands if read_scalar(self.graph, o) is None]
-            if not _is_linear(node) or len(varying) != 1 or len(ops) > MOST_DERIVED:
-                return None
-            ops.add(current)
-            (current,) = varying
-        same = self._repeated.get(
-            _find_base(self.graph, self.parts, current, source.labels), current
-        )
-        if ops and same != current and same in self.sources:
-            self.aliases[current] = same
-            current = same
-        condition = Source(current, source.labels)
-        known = self.sources.get(current, condition)
-        if not ops or current in self.aliases or known.labels != condition.labels:
-            return None
-        values = self._evaluate(name, {current: np.array([[True, False]])}, ops)
-        if values[0, 1] != 0 or not 0 < values[0, 0] <= MOST_MULTIPLIER:
-            return None
-        self.sources[current] = condition
-        return ops, frozenset((current,))
-
-    def _read_exponential(self, name: str) -> tuple[set[str], frozenset[str]] | None:
-        """(the ops, what they are of), of a source that repeats exponentials along rows; what these are of becomes a
-        source: a sink is one in the exponent."""
-        source = self.sources[name]
-        if self.varies_along_key(source):
-            return None
-        repeated = self._list_repeated(source)
-        node, labels = repeated[-1]
-        if not _is_exponential(node):
-            return None
-        inner = Source(node.operands[0], labels)
-        if self.sources.setdefault(inner.name, inner).labels != inner.labels:
-            return None
-        return {node.name for node, _ in repeated}, frozenset((inner.name,))
-
-    def _read_masked_bias(self, name: str) -> tuple[set[str], frozenset[str]] | None:
-        """(the ops, a bias and a mask), of a source that repeats their sum; both become sources.
-
-        Apart they are smaller: a bias of all batches and a mask of all heads have a sum of each score.
-        """
-        source = self.sources[name]
-        if self._is_mask is None or not self.varies_along_key(source):
-            return None
-        *above, (added, labels) = self._list_repeated(source)
-        widths = [self.graph[node.name].dtype.bytes for node, _ in above]
-        if any(width < added.dtype.bytes for width in widths):
-            return None  # a narrower type may have no such low number
-        if not _is_sum(added) or any(
-            read_scalar(self.graph, o) is not None for o in added.operands
-        ):
-            return None
-        if sorted(map(self._is_mask, added.operands)) != [False, True]:
-            return None
-        ops = {added.name, *(node.name for node, _ in above)}
-        known = dict(self.sources), dict(self.aliases), dict(self._repeated)
-        try:
-            for operand in added.operands:
-                self._add_source(operand, labels)
-        except NotARow:
-            self.sources, self.aliases, self._repeated = known
-            return None
-        self.takes_apart = True
-        return ops, frozenset(self.aliases.get(o, o) for o in added.operands)
-
-    def _list_repeated(self, source: Source) -> list[tuple[Node, tuple[Label, ...]]]:
-        """A source and what it repeats or converts, with the labels of their dimensions, outermost first."""
-        node, labels = self.graph[source.name], tuple(map(self.parts.resolve, source.labels))
-        found = [(node, labels)]
-        while True:
-            if isinstance(node.attrs, BroadcastAttrs):
-                labels = tuple(labels[d] for d in node.attrs.dimensions)
-            elif OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX:
-                whole = tuple(p for label in labels for p in label)
-                try:
-                    labels = self.parts.regroup(whole, self.graph[node.operands[0]].shape)
-                except NotARow:
-                    return found
-            elif not OPS[node.op].is_conversion:
-                return found
-            node = self.graph[node.operands[0]]
-            found.append((node, labels))
 
     def _label(self, node: Node) -> tuple[Label | None, ...]:
         """The parts of each dimension of what an op computes.  Raises NotARow."""
@@ -597,13 +452,13 @@ class RowFunctions:
         read |= {self.lows[name] for name in self.sources if name in self.lows}
         return sorted({float(np.float32(number)) for number in read} | {LEFT_OUT}, reverse=True)
 
-    def without_gain(self) -> RowFunctions:
+    def without_gain(self) -> Self:
         """The same functions, divided by nothing."""
         plain = copy.copy(self)
         plain._gain = 1.0
         return plain
 
-    def in_f32(self) -> RowFunctions:
+    def in_f32(self) -> Self:
         """The same functions, each op rounded to f32."""
         narrow = copy.copy(self)
         narrow._float = np.dtype(np.float32)
@@ -618,7 +473,7 @@ class RowFunctions:
         with np.errstate(all="ignore"):
             return self._evaluate(name, known, self._derived) / self._gain
 
-    def fixing(self, source: Source, value: float, gain: float = 1.0) -> RowFunctions:
+    def fixing(self, source: Source, value: float, gain: float = 1.0) -> Self:
         """The same functions where a source has one value; what they give is divided by gain."""
         fixed = copy.copy(self)
         array = np.full((1, 1), value, self.graph[source.name].dtype.numpy)
@@ -693,6 +548,160 @@ class RowFunctions:
             return rows[:, low : low + KEYS]
         start = attrs.starts[d]
         return rows[:, [start if start < low else start - self.graph[node.operands[0]].shape[d]]]
+
+
+class RowFunctions(_Rows):
+    """The same, with sources that follow from others told by these.
+
+    is_mask: of an array's name; given, sums of a bias and a mask are taken apart.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        product: Node,
+        key: int,
+        order: Mapping[str, int],
+        is_mask: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__(graph, product, key, order)
+        self._is_mask = is_mask
+        self.takes_apart = False  # a sum of a bias and a mask
+        self._derive_sources(order)
+
+    def _derive_sources(self, order: Mapping[str, int]) -> None:
+        """Of sources that are sums or multiples of other sources, only these are left: a number that rows are
+        multiplied by may stand in front of some of their readers, and behind others.  Of those that are 0 or one other
+        number, the condition is: it takes a byte."""
+        aliased = set(self.aliases.values())
+        read: dict[str, frozenset[str]] = {}
+        for name in sorted(self.sources, key=lambda name: order[name]):
+            if name in aliased:
+                continue
+            derived = (
+                self._read_derived(name)
+                or self._read_multiplier(name)
+                or self._read_exponential(name)
+                or self._read_masked_bias(name)
+            )
+            if derived is None:
+                continue
+            ops, read[name] = derived
+            self._derived |= ops
+            del self.sources[name]
+        for name, sources in self.reads.items():
+            leaves = [read.get(source, frozenset((source,))) for source in sources]
+            self.reads[name] = frozenset().union(*leaves)
+
+    def _read_derived(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, the sources that they read), of a source that can be computed from others."""
+        labels = tuple(map(self.parts.resolve, self.sources[name].labels))
+        ops, read, pending = set[str](), set[str](), [name]
+        while pending:
+            node = self.graph[pending.pop()]
+            if not _is_linear(node):
+                return None
+            ops.add(node.name)
+            if len(ops) > MOST_DERIVED:
+                return None
+            for operand in node.operands:
+                source = self.sources.get(self.aliases.get(operand, operand))
+                if source is not None and source.name != name:
+                    if tuple(map(self.parts.resolve, source.labels)) != labels:
+                        return None
+                    read.add(source.name)
+                elif read_scalar(self.graph, operand) is None and operand not in ops:
+                    pending.append(operand)
+        return (ops, frozenset(read)) if read else None
+
+    def _read_multiplier(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, the condition), of a source that is 0 where a condition does not hold, and else one number; the
+        condition becomes a source."""
+        source, ops, current = self.sources[name], set[str](), name
+        while self.graph[current].dtype is not DType.PRED:
+            node = self.graph[current]
+            varying = [o for o in node.operands if read_scalar(self.graph, o) is None]
+            if not _is_linear(node) or len(varying) != 1 or len(ops) > MOST_DERIVED:
+                return None
+            ops.add(current)
+            (current,) = varying
+        same = self._repeated.get(
+            _find_base(self.graph, self.parts, current, source.labels), current
+        )
+        if ops and same != current and same in self.sources:
+            self.aliases[current] = same
+            current = same
+        condition = Source(current, source.labels)
+        known = self.sources.get(current, condition)
+        if not ops or current in self.aliases or known.labels != condition.labels:
+            return None
+        values = self._evaluate(name, {current: np.array([[True, False]])}, ops)
+        if values[0, 1] != 0 or not 0 < values[0, 0] <= MOST_MULTIPLIER:
+            return None
+        self.sources[current] = condition
+        return ops, frozenset((current,))
+
+    def _read_exponential(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, what they are of), of a source that repeats exponentials along rows; what these are of becomes a
+        source: a sink is one in the exponent."""
+        source = self.sources[name]
+        if self.varies_along_key(source):
+            return None
+        repeated = self._list_repeated(source)
+        node, labels = repeated[-1]
+        if not _is_exponential(node):
+            return None
+        inner = Source(node.operands[0], labels)
+        if self.sources.setdefault(inner.name, inner).labels != inner.labels:
+            return None
+        return {node.name for node, _ in repeated}, frozenset((inner.name,))
+
+    def _read_masked_bias(self, name: str) -> tuple[set[str], frozenset[str]] | None:
+        """(the ops, a bias and a mask), of a source that repeats their sum; both become sources.
+
+        Apart they are smaller: a bias of all batches and a mask of all heads have a sum of each score.
+        """
+        source = self.sources[name]
+        if self._is_mask is None or not self.varies_along_key(source):
+            return None
+        *above, (added, labels) = self._list_repeated(source)
+        widths = [self.graph[node.name].dtype.bytes for node, _ in above]
+        if any(width < added.dtype.bytes for width in widths):
+            return None  # a narrower type may have no such low number
+        if not _is_sum(added) or any(
+            read_scalar(self.graph, o) is not None for o in added.operands
+        ):
+            return None
+        if sorted(map(self._is_mask, added.operands)) != [False, True]:
+            return None
+        ops = {added.name, *(node.name for node, _ in above)}
+        known = dict(self.sources), dict(self.aliases), dict(self._repeated)
+        try:
+            for operand in added.operands:
+                self._add_source(operand, labels)
+        except NotARow:
+            self.sources, self.aliases, self._repeated = known
+            return None
+        self.takes_apart = True
+        return ops, frozenset(self.aliases.get(o, o) for o in added.operands)
+
+    def _list_repeated(self, source: Source) -> list[tuple[Node, tuple[Label, ...]]]:
+        """A source and what it repeats or converts, with the labels of their dimensions, outermost first."""
+        node, labels = self.graph[source.name], tuple(map(self.parts.resolve, source.labels))
+        found = [(node, labels)]
+        while True:
+            if isinstance(node.attrs, BroadcastAttrs):
+                labels = tuple(labels[d] for d in node.attrs.dimensions)
+            elif OPS[node.op].is_view and OPS[node.op].kind is Kind.INDEX:
+                whole = tuple(p for label in labels for p in label)
+                try:
+                    labels = self.parts.regroup(whole, self.graph[node.operands[0]].shape)
+                except NotARow:
+                    return found
+            elif not OPS[node.op].is_conversion:
+                return found
+            node = self.graph[node.operands[0]]
+            found.append((node, labels))
 
 
 def _find_base(

@@ -165,7 +165,7 @@ def render_call(call: k.Call, operands: Sequence[str]) -> str:
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
             own = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
             return f"hlo_reduce_precision<{exponent}, {mantissa}{own}>({operands[0]})"
-        case "shift-right-logical", _ if _halves(call):
+        case "shift-right-logical", _ if call.dtype.bytes >= 4 and operands[1].rstrip("ul") == "1":
             return f"hlo_halve({operands[0]})"
     if call.shared_divisor:
         return f"hlo_divide_shared({', '.join(operands)})"
@@ -175,12 +175,6 @@ def render_call(call: k.Call, operands: Sequence[str]) -> str:
     if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
         return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
     return row.cuda.format(*operands)
-
-
-def _halves(call: k.Call) -> bool:
-    """Is it a shift of 32 or 64 bits by one?"""
-    count = call.operands[1]
-    return isinstance(count, k.Number) and call.dtype.bytes >= 4 and count.value.numpy() == 1
 
 
 def render_store(dtype: DType, expr: k.Expr) -> str:
