@@ -561,7 +561,8 @@ def draw_empty_rows(
             if shape[1] == 1:
                 out = np.asarray(out.all(1, keepdims=True))
             is_condition = drawn[mask.source.name].dtype == np.bool_
-            array = out != mask.keeps_true if is_condition else np.where(out, ABSORBS, 0.0)
+            low = rows.lows.get(mask.source.name, ABSORBS)
+            array = out != mask.keeps_true if is_condition else np.where(out, low, 0.0)
             drawn = rows.replace_drawn(drawn, mask.source, np.broadcast_to(array, shape))
         if not softmax.list_full(drawn).size:
             yield drawn

@@ -212,3 +212,15 @@ def test_more_scores_than_offsets_of_32_bits_reach_are_not_written() -> None:
         return project_us(shape, preset("h100"), gradient=True)
 
     assert project_of(2048) and project_of(4096) is None
+
+
+@pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min), -np.inf])
+def test_rows_of_which_an_added_mask_leaves_out_all(low: float) -> None:
+    """They have equal probabilities, or are NaN."""
+
+    def function(q: Any, k: Any, v: Any, seen: Any) -> Any:
+        return attend(lambda s: by_hand(s + jnp.where(seen, 0.0, low)))(q, k, v)
+
+    seen = np.ones((BATCH, 1, 1, QUERIES), np.bool_)
+    seen[1] = False
+    check_same(function, [*draw(), seen])
