@@ -42,7 +42,7 @@ SURE = 0.97
 """How much of what a compile without tuning tells a program may take, so that there is no doubt left."""
 
 CUBLAS = "__cublas$"
-"""How targets of its calls begin."""
+"""How the targets of XLA's calls of cuBLAS begin."""
 
 WORKSPACE = 32 << 20
 """Bytes that products of libraries may work in, on Hopper."""
@@ -81,8 +81,7 @@ def fit_memory(
     """The executable of XLA's, or one that takes less memory; a warning where that is more than the limit.
 
     made: the first one.  compile_: compiles again, with what `compiling` says.
-    compile_untuned: the same, but nothing is measured, and libraries compute all products.  It takes a third of the
-    time.
+    compile_untuned: the same, but nothing is measured, and libraries compute all products, which takes less time.
     """
     if not compiling.stitched or compiling.off:
         return made

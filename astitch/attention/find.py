@@ -134,12 +134,13 @@ class Search:
 
     def find(self, scores: Node, key: int) -> Attention | None:
         """The attention of which a product gives the scores, the keys lying along a dimension of them."""
-        rows = RowFunctions(self.graph, scores, key, self.order, self.masks.is_mask)
+        given = self.graph, scores, key, self.order, self.masks.lows
+        rows = RowFunctions(*given, self.masks.is_mask)
         found = self.find_in(rows)
         if found or not rows.takes_apart:
             return found
         # The gradient of a sum of a bias and a mask may be read as a whole.
-        return self.find_in(RowFunctions(self.graph, scores, key, self.order))
+        return self.find_in(RowFunctions(*given))
 
     def find_in(self, rows: RowFunctions) -> Attention | None:
         """The attention that rows are of."""
@@ -151,7 +152,7 @@ class Search:
         rows.keep_leading_to([reader.value for reader in readers])
         sums: list[BiasGradient] = []
         for name in _find_escaping(graph, rows, products) if readers else ():
-            if _varies_by_key(rows, name):
+            if rows.varies(name):
                 found = find_bias_gradients(rows, name, products)
                 if found is None:
                     return None
@@ -159,7 +160,6 @@ class Search:
         if not readers:
             return None
         masks = self.masks.find(rows)
-        rows.lows = self.masks.lows
         softmax, kinds = None, dict[str, str]()
         values = list(dict.fromkeys(reader.value for reader in readers))
         for value in values:
@@ -278,7 +278,7 @@ class Search:
         gradient: Gradient | None,
         sums: Sequence[BiasGradient],
     ) -> tuple[BiasGradient, ...] | None:
-        """What sums the gradient of a bias, with its factor; None where one sums something else."""
+        """What gives the gradient of a bias, with its factor; None where one gives something else."""
         masks = self.masks.find(rows)
         found: list[BiasGradient] = []
         for one in sums:
@@ -376,7 +376,7 @@ class Search:
         found: list[SinkGradient] = []
         masks = self.masks.find(rows)
         for name in _find_escaping(self.graph, rows, {r.product.name for r in readers}):
-            if _varies_by_key(rows, name):
+            if rows.varies(name):
                 continue  # a bias's
             share = fit_sink_gradient(rows, name, softmax, gradient, masks) if gradient else None
             if share is None:
@@ -575,10 +575,3 @@ def _find_escaping(graph: Graph, rows: RowFunctions, products: Iterable[str]) ->
     return [
         name for name in rows.labels if name in outputs or not inside.issuperset(graph.users[name])
     ]
-
-
-def _varies_by_key(rows: RowFunctions, name: str) -> bool:
-    """Is it more than one number a row?"""
-    labels = rows.resolved(name)
-    key = set(rows.parts.resolve(rows.key))
-    return labels is None or any(key & set(label) or rows.is_longer(label) for label in labels)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -22,6 +23,9 @@ LEAVES_OUT = -1e8
 
 MOST_STEPS = 12
 """Ops from a condition to the number that it is added as."""
+
+MOST_EVALUATED = 1 << 24
+"""Elements that are looked at one by one to see whether any leaves a score out."""
 
 AT_ONCE = 1 << 20
 """Elements of a mask that are evaluated together."""
@@ -64,8 +68,7 @@ class Masks:
         """May an array have numbers that leave a score out?  Not where indices tell that it has none."""
         if name not in self._is_low:
             try:
-                values = _evaluate_by_indices(self.graph, self.graph[name])
-                self._is_low[name] = any(bool(np.any(x <= LEAVES_OUT)) for x in values)
+                self._is_low[name] = _bound(self.graph, name)[0] <= LEAVES_OUT
             except DependsOnData:
                 self._is_low[name] = True
         return self._is_low[name]
@@ -154,6 +157,26 @@ def _follows_from_indices(graph: Graph, node: Node) -> float | None:
     except DependsOnData:
         return None
     return low
+
+
+def _bound(graph: Graph, name: str) -> tuple[float, float]:
+    """Between which numbers all elements lie.  Raises DependsOnData where their indices do not tell.
+
+    Of many elements that are sums or multiples of fewer, the fewer tell: slopes of heads times distances.
+    """
+    node = graph[name]
+    if prod(node.shape[d] for d in varying_dimensions(graph, name)) <= MOST_EVALUATED:
+        ends = [(float(x.min()), float(x.max())) for x in _evaluate_by_indices(graph, node)]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+    row, (first, *others) = OPS[node.op], node.operands or ("",)
+    moves = row.kind in (Kind.BROADCAST, Kind.INDEX) and not others
+    if moves or (row.is_conversion and node.dtype.bytes >= graph[first].dtype.bytes):
+        return _bound(graph, first)
+    if row.combiner not in (np.add, np.multiply):
+        raise DependsOnData
+    left, right = (_bound(graph, operand) for operand in node.operands)
+    found = [float(row.combiner(x, y)) for x, y in product(left, right)]
+    return min(found), max(found)
 
 
 def _evaluate_by_indices(graph: Graph, node: Node) -> Iterator[np.ndarray]:

@@ -128,10 +128,19 @@ class _Rows:
     """The ops that compute rows from the rows of a product, what they read beside it, and what they give.
 
     key: the number of the product's dimension along which a row lies.
+    lows: what masks of numbers leave scores out with, by name; it may be filled later.
     """
 
-    def __init__(self, graph: Graph, product: Node, key: int, order: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        product: Node,
+        key: int,
+        order: Mapping[str, int],
+        lows: Mapping[str, float],
+    ) -> None:
         self.graph, self.product, self.key_dimension = graph, product, key
+        self.lows = lows
         self.parts = Parts()
         labels = tuple(() if n == 1 else (self.parts.add(n),) for n in product.shape)
         self.key = labels[key]
@@ -143,7 +152,6 @@ class _Rows:
         self.reduced: set[str] = set()  # what follows from a sum or maximum of a row
         self._derived: set[str] = set()  # ops between sources that are left and those that are not
         self._fixed: dict[str, np.ndarray] = {}
-        self.lows: Mapping[str, float] = {}  # what masks of numbers leave scores out with
         self._gain = 1.0
         self._float: np.dtype[Any] = np.dtype(np.float64)
         self._longer: dict[int, tuple[int, int]] = {}
@@ -562,9 +570,10 @@ class RowFunctions(_Rows):
         product: Node,
         key: int,
         order: Mapping[str, int],
+        lows: Mapping[str, float],
         is_mask: Callable[[str], bool] | None = None,
     ) -> None:
-        super().__init__(graph, product, key, order)
+        super().__init__(graph, product, key, order, lows)
         self._is_mask = is_mask
         self.takes_apart = False  # a sum of a bias and a mask
         self._derive_sources(order)
@@ -668,9 +677,9 @@ class RowFunctions(_Rows):
         widths = [self.graph[node.name].dtype.bytes for node, _ in above]
         if any(width < added.dtype.bytes for width in widths):
             return None  # a narrower type may have no such low number
-        if not _is_sum(added) or any(
-            read_scalar(self.graph, o) is not None for o in added.operands
-        ):
+        if not _is_linear(added) or OPS[added.op].combiner is not np.add:
+            return None
+        if any(read_scalar(self.graph, o) is not None for o in added.operands):
             return None
         if sorted(map(self._is_mask, added.operands)) != [False, True]:
             return None
@@ -725,15 +734,6 @@ def _is_exponential(node: Node) -> bool:
     wide = replace(node, type=ArrayType(DType.F64, points.shape))
     with np.errstate(all="ignore"):
         return bool(np.allclose(row.meaning(wide, points), np.exp(points)))
-
-
-def _is_sum(node: Node) -> bool:
-    meaning = OPS[node.op].meaning
-    if not _is_linear(node) or len(node.operands) != 2 or meaning is None:
-        return False
-    points = np.array([1.0, 2.0]), np.array([3.0, -5.0])
-    wide = replace(node, type=ArrayType(DType.F64, points[0].shape))
-    return bool(np.array_equal(meaning(wide, *points), sum(points)))
 
 
 def _is_linear(node: Node) -> bool:

@@ -328,8 +328,7 @@ def _leaves_out_as(rows: RowFunctions, name: str, masks: Container[str], softmax
             is_condition = given.dtype == np.bool_
             given[:4] = not mask.keeps_true if is_condition else LEFT_OUT
             if not is_condition:
-                low = rows.lows.get(mask.source.name, LEFT_OUT)
-                given = np.where(given == 0, 0.0, low)
+                given = np.where(given == 0, 0.0, rows.lows.get(mask.source.name, LEFT_OUT))
             drawn = rows.replace_drawn(drawn, mask.source, given)
         found = rows.in_f32().evaluate(name, drawn)
         wanted = softmax.evaluate_in_f32(drawn[rows.product.name], drawn)

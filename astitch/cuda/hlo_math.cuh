@@ -189,7 +189,7 @@ template <class T> __device__ __forceinline__ T hlo_shift_right_logical(T x, T a
     return n < bits_in<T> ? T(unsigned_of<T>(x) >> n) : T(0);
 }
 // x >> 1 of 32 or 64 bits.  NVRTC 13.0 does not see through it: its time doubles with each halving of
-// `x = (x + 1) >> 1`, a step of a search that is written out.  Twenty take it half a minute.
+// `x = (x + 1) >> 1`, a step of a search that is written out.  Nineteen took it half a minute.
 template <class T> __device__ __forceinline__ T hlo_halve(T x)
 {
     unsigned_of<T> half = unsigned_of<T>(x) >> 1;

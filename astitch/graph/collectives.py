@@ -37,7 +37,7 @@ def find_combined(graph: Graph) -> list[list[str]]:
     """The collectives, as XLA's combiners will put them together: each by its name, in groups of one and more.
 
     As in XLA (collective_combiner_utils.h): the first of a kind and those that follow, up to one that waits for one of
-    them, or that makes the group too large.  Those whose results XLA adds up are one before (find_bias_gradients).
+    them, or that makes the group too large.  Those whose results XLA adds up are one before (find_sums).
     No two groups wait for each other: a group is looked at with all that were made before it.
     """
     sums = _list_sums(graph)
@@ -180,12 +180,12 @@ def find_joined(graph: Graph) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     if any(map(communicates, graph)):
-        for rule in (find_spread, find_conversions, find_bias_gradients, find_scattered):
+        for rule in (find_spread, find_conversions, find_sums, find_scattered):
             found |= rule(graph)
     return found
 
 
-def find_bias_gradients(graph: Graph) -> dict[str, str]:
+def find_sums(graph: Graph) -> dict[str, str]:
     """Sums of the results of two collectives, with what stands between: XLA adds what is sent.
 
     add(all-reduce(x), all-reduce(y)) -> all-reduce(add(x, y)), where nothing else reads the two.  The sum is then a
@@ -195,7 +195,7 @@ def find_bias_gradients(graph: Graph) -> dict[str, str]:
 
 
 def _trace_sums(graph: Graph) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What find_bias_gradients says; by each such sum, the collectives whose results it adds up."""
+    """What find_sums says; by each such sum, the collectives whose results it adds up."""
     reasons: dict[str, str] = {}
     results: dict[str, str] = {}  # values that collectives hand on, each with its opcode
     added: dict[str, list[str]] = {}  # the collectives that each of them comes from

@@ -200,7 +200,7 @@ class _Hoister:
         ):
             if not isinstance(role, Carried):
                 continue
-            sums = self.find_bias_gradients(state.parameter, role.value)
+            sums = self.find_sums(state.parameter, role.value)
             if not sums:
                 continue
             terms = [self.old[node.operands[0]] for node in sums]
@@ -231,7 +231,7 @@ class _Hoister:
             )
             self.moved.append(state.output)
 
-    def find_bias_gradients(self, parameter: str, value: str) -> list[Node]:
+    def find_sums(self, parameter: str, value: str) -> list[Node]:
         """The sums along equal dimensions of equal arrays that a turn adds to a state, and nothing else; none where
         somebody else reads the state."""
         sums: list[Node] = []

@@ -141,7 +141,7 @@ class _Scatter(SortedRows):
             return self.reduce_rows(place, position, updates)
         found = self.convert(self.gather(updates, position), DType.F32)
         sums = self.scan_rows(found, place, "add")
-        return self.scatter(place, sums) if scatters else self.find_bias_gradients(place, sums)
+        return self.scatter(place, sums) if scatters else self.find_sums(place, sums)
 
     def reduce_rows(self, place: str, position: str, updates: str) -> str:
         """Each row with a reduction over its updates."""
@@ -152,7 +152,7 @@ class _Scatter(SortedRows):
         both = self.convert(both, self.origin.dtype)  # rounded once
         return self.reshape(both, self.origin.shape)
 
-    def find_bias_gradients(self, place: str, sums: str) -> str:
+    def find_sums(self, place: str, sums: str) -> str:
         """Each row with the sum that is its own: of the updates that go no further than to it the last one has it."""
         rows, flat = (self.rows,), (self.rows, *self.row)
         row = self.add("iota", DType.S32, rows, (), IotaAttrs(0))

@@ -35,8 +35,8 @@ class Made:
 
     module: what XLA compiles; None: the module as it was, for the reason.  kernels: calls of them.  compilation: None
     where an earlier process made it.  share: how much is stitched, in words.
-    estimated, plain_bytes: what it and what XLA's own version is estimated to take, the latter at the least; 0: it is
-    not known.  stored_bytes: the same, if XLA's products compute nothing of what they read.
+    estimated, plain_bytes: what it and what XLA's own version is estimated to take, the latter at the least.
+    stored_bytes: the latter, if XLA's products compute nothing of what they read.  0: they are not known.
     light_us: its memory-intensive time, as projected; spared_us: what XLA's loops would take more.
     """
 

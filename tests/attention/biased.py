@@ -91,11 +91,7 @@ def scores_of_another_product(q: Any, k: Any, v: Any, places: Any) -> Any:
     return attend(lambda s: by_hand(s + turned))(q, k, v)
 
 
-def whole_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return attend(lambda s: by_hand(s + bias))(q, k, v)
-
-
-def whole_bias_behind(q: Any, k: Any, v: Any, bias: Any) -> Any:
+def masked_with_twice_the_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return attend(lambda s: by_hand(jnp.where(lengths(s, MASK), s + 2 * bias, -1e9)))(q, k, v)
 
 
@@ -135,7 +131,6 @@ def beside_numbers_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 def shifted_windows(q: Any, k: Any, v: Any, bias: Any) -> Any:
     """What is added for each window varies along a part of the batch that shares the bias."""
-
     q, k, v = (jnp.concatenate([x * (1 - n / 9) for n in range(8)]) for x in (q, k, v))
     q, k, v = (jax.lax.optimization_barrier(x.swapaxes(1, 2)) for x in (q, k, v))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.3 + bias
@@ -183,8 +178,8 @@ LEARNED: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "two of each score": (two_of_each_score, PAIR),
     "a slope for each head": (slopes, BIAS[0, 0, :HEADS]),
     "of each key": (of_one_bias, BIAS[0, :1]),
-    "of each score": (whole_bias, WHOLE),
-    "of each score, masked": (whole_bias_behind, WHOLE),
+    "of each score": (of_one_bias, WHOLE),
+    "of each score, masked": (masked_with_twice_the_bias, WHOLE),
     "of another product": (scores_of_another_product, PLACES),
     "of one batch": (rows_of_one_batch, BIAS),
     "of each head": (of_one_bias, BIAS),

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.attention import find
+from astitch.attention import find, masks
 from astitch.attention.choose import Projection
 from astitch.device.gpu import preset
-from astitch.graph.ir import DType
+from astitch.graph.ir import AttentionAttrs, DType
 from astitch.graph.reference import run_graph
 from astitch.tile.attention_shape import AttentionShape, Layout
 from astitch.tile.rates import project_us
@@ -23,7 +23,6 @@ from tests.attention.biased import (
     of_library_with_bias,
     of_one_bias,
     of_two_layers,
-    whole_bias,
     without_a_bias,
 )
 from tests.attention.spellings import (
@@ -57,6 +56,18 @@ def _small_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "project", lambda *given, **named: Projection(0.0, 1.0))
 
 
+def check_same(
+    function: Callable[..., Any], arrays: list[np.ndarray], tolerance: float = 3e-3
+) -> list[AttentionAttrs]:
+    """Found or not, the graph computes the same before and behind, and so do our kernels.  What was found."""
+    graph, fused = fuse(function, arrays)
+    wanted = run_graph(graph, arrays)
+    for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
+        for found, expected in zip(results, wanted, strict=True):
+            compare(found, expected, tolerance)
+    return list_attention(fused)
+
+
 OTHER_PRODUCTS = {"of another product": (1, 3), "of pairs": (1, 2)}
 """Of a function and its gradient."""
 
@@ -75,12 +86,7 @@ def test_layers_that_share_a_bias(function: Callable[..., Any], given: np.ndarra
     """The gradients that they give it are added up."""
     arrays = [*draw(), given.astype(F32)]
     for which, count in ((function, 2), (make_gradient(function, 4), 4)):
-        graph, fused = fuse(which, arrays)
-        assert len(list_attention(fused)) == count
-        wanted = run_graph(graph, arrays)
-        for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
-            for found, expected in zip(results, wanted, strict=True):
-                compare(found, expected, 6e-3)
+        assert len(check_same(which, arrays, 6e-3)) == count
 
 
 def test_a_bias_that_is_subtracted_is_one() -> None:
@@ -106,13 +112,8 @@ def test_the_gradient_of_a_bias_in_16_bits_and_of_shared_heads() -> None:
 def test_the_gradient_of_a_bias_in_16_bits(name: str) -> None:
     """Also of what the program adds up in f32."""
     function, given = LEARNED[name]
-    graph, fused = fuse(make_gradient(function, 4), [*draw(BF16), given.astype(BF16)])
-    assert [bool(a.gives) for a in list_attention(fused)] == [False, True]
-    arrays = [*draw(BF16), given.astype(BF16)]
-    wanted = run_graph(graph, arrays)
-    for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
-        for found, expected in zip(results, wanted, strict=True):
-            compare(found, expected, 4e-2)
+    found = check_same(make_gradient(function, 4), [*draw(BF16), given.astype(BF16)], 4e-2)
+    assert [bool(a.gives) for a in found] == [False, True]
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -124,7 +125,7 @@ def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
         fused = check_both(attend(lambda s, b: by_hand(s + b)), given, tolerance=tolerance)
         assert list_attention(fused)[0].arrays == ("bias",)
     given = [*draw(dtype), WHOLE.astype(dtype)]
-    fused = check_both(whole_bias, given, tolerance=3e-2, arguments=4)
+    fused = check_both(of_one_bias, given, tolerance=3e-2, arguments=4)
     gradient = next(node for node in fused if node.op == "attention-gradient")
     assert gradient.type.elements[3].dtype.numpy == dtype
 
@@ -132,22 +133,11 @@ def test_a_bias_as_large_as_the_scores(dtype: np.dtype) -> None:
 def perturbed(q: Any, k: Any, v: Any) -> Any:
     """Also the gradient of the scores themselves, as of numbers that are all 0."""
     zeros = jnp.zeros((BATCH, HEADS, QUERIES, QUERIES))
-    return make_gradient(whole_bias, 4)(q, k, v, zeros)
+    return make_gradient(of_one_bias, 4)(q, k, v, zeros)
 
 
 def test_the_gradient_of_scores_without_a_bias() -> None:
-    _, fused = fuse(perturbed, draw())
-    assert [a.gives for a in list_attention(fused)] == ["", "scores"]
-    check_same(perturbed, draw())
-
-
-def check_same(function: Callable[..., Any], arrays: list[np.ndarray]) -> None:
-    """Found or not, the graph computes the same before and behind, and so do our kernels."""
-    graph, fused = fuse(function, arrays)
-    wanted = run_graph(graph, arrays)
-    for results in (run_graph(fused, arrays), run_as_xla(fused, arrays)):
-        for found, expected in zip(results, wanted, strict=True):
-            compare(found, expected, 3e-3)
+    assert [a.gives for a in check_same(perturbed, draw())] == ["", "scores"]
 
 
 @pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min), -np.inf])
@@ -165,7 +155,22 @@ def test_numbers_that_leave_out_all_that_a_mask_shows(kind: str, low: float) -> 
         return attend(weigh)(q, k, v)
 
     padding = np.where(np.arange(QUERIES) < 5, low, 0.0).astype(F32)
-    check_same(function, [*draw(), np.broadcast_to(padding, (BATCH, 1, 1, QUERIES)).copy()])
+    assert check_same(function, [*draw(), np.broadcast_to(padding, (BATCH, 1, 1, QUERIES)).copy()])
+
+
+@pytest.mark.parametrize("most", [1 << 24, QUERIES * QUERIES, 1])
+def test_distances_times_slopes_leave_a_band(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many numbers the factors tell that none is low; of more nobody looks."""
+    monkeypatch.setattr(masks, "MOST_EVALUATED", most)
+    slope = (0.5 ** np.arange(1, HEADS + 1)).astype(F32)[:, None, None]
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        distance = jnp.arange(k.shape[1]) - jnp.arange(q.shape[1])[:, None]
+        bias = slope * distance.astype(F32)
+        return attend(lambda s: by_hand(jnp.where(causal(s), s + bias, -1e9)))(q, k, v)
+
+    (found,) = check_same(function, draw())
+    assert found.causal == (most > 1)
 
 
 @pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min)])
@@ -176,7 +181,7 @@ def test_a_sum_with_a_mask_that_is_narrowed(low: float) -> None:
         kept = jnp.where(MASK[:, None, None, :], 0.0, low)
         return attend(lambda s: by_hand(s + (bias + kept).astype(jnp.float16)))(q, k, v)
 
-    check_same(function, [*draw(), BIAS[None].astype(F32)])
+    assert check_same(function, [*draw(), BIAS[None].astype(F32)])
 
 
 def test_rows_with_a_sink_whose_gradient_is_read_as_a_whole() -> None:
@@ -187,7 +192,7 @@ def test_rows_with_a_sink_whose_gradient_is_read_as_a_whole() -> None:
 
         return attend(weigh)(q, k, v)
 
-    check_same(make_gradient(function, 4), [*draw(), WHOLE.astype(F32)])
+    assert check_same(make_gradient(function, 4), [*draw(), WHOLE.astype(F32)])
 
 
 def test_more_scores_than_offsets_of_32_bits_reach_are_not_written() -> None:
@@ -223,4 +228,4 @@ def test_rows_of_which_an_added_mask_leaves_out_all(low: float) -> None:
 
     seen = np.ones((BATCH, 1, 1, QUERIES), np.bool_)
     seen[1] = False
-    check_same(function, [*draw(), seen])
+    assert check_same(function, [*draw(), seen])
