@@ -31,6 +31,9 @@ LARGE_BYTES = 8 << 20
 PASSING_BYTES, SUMMED_SHARE = 2 << 20, 512
 """A value of so many bytes, and so many times as large as its sum, is not stored for the sum alone."""
 
+SHORT_BYTES = 64 << 10
+"""So many bytes take no time beside a launch: a kernel that is there anyway computes them."""
+
 LONG_BYTES = 32 << 20
 """So many bytes take ten times as long as a launch, or longer."""
 
@@ -57,8 +60,9 @@ def cut_stages(
         for node in graph
         if node.name not in outside and OPS[node.op].kind is not Kind.SOURCE
     }
-    for name, mask in _find_passing(graph, parts):
-        awaited[name], parts[name] = mask, (stage[name], mask)
+    for find in (_find_passing, _find_short):
+        for name, mask in find(graph, parts):
+            awaited[name], parts[name] = mask, (stage[name], mask)
     awaiting, apart = find_waits(graph, parts), find_long_ends(graph, parts)
 
     def place(name: str) -> tuple[int, ...]:
@@ -84,20 +88,44 @@ def _find_passing(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str
         if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
             continue
         between, values = _trace_part(graph, parts, node)
-        before = {parts.get(name) for name in values}
-        first = before.pop() if len(before) == 1 else None
-        if first is None or first[0] != part[0] or part[1] & ~first[1]:
+        stage = {parts[name] for name in values if name in parts and parts[name][0] == part[0]}
+        first = stage.pop() if len(stage) == 1 else None
+        if first is None or part[1] & ~first[1]:
             continue
+        least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
+        passing = {
+            name
+            for name in values
+            if parts.get(name) == first and _count_bytes(graph, name) >= least
+        }
         own = between | {name for name in parts if parts[name] == first}
-        least = min(_count_bytes(graph, value) for value in values)
         inner = between - {node.name}
         if (
-            least >= max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
-            and not (inner | values).intersection(graph.outputs)
-            and all(own.issuperset(graph.users[value]) for value in values)
+            passing
+            and not (inner | passing).intersection(graph.outputs)
+            and all(own.issuperset(graph.users[value]) for value in passing)
             and all(between.issuperset(graph.users[name]) for name in inner)
         ):
             yield from ((name, first[1]) for name in between)
+
+
+def _find_short(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str, int]]:
+    """Ops of few bytes that move to the part that computes what they read, with the collectives that wait for it.
+
+    A normalization's gradient wants a few ops of the statistics of rows, which no collective waits for.  A kernel of
+    their own would take a launch.
+    """
+    for node in graph:
+        part = parts.get(node.name)
+        if part is None or OPS[node.op].kind is not Kind.ELEMENTWISE:
+            continue
+        read = [o for o in node.operands if not is_embedded(graph, o)]
+        before = {parts.get(o) for o in read}
+        first = before.pop() if len(before) == 1 else None
+        if first is None or first == part or first[0] != part[0] or part[1] & ~first[1]:
+            continue
+        if sum(_count_bytes(graph, name) for name in (node.name, *read)) <= SHORT_BYTES:
+            yield node.name, first[1]
 
 
 def _trace_part(graph: Graph, parts: Mapping[str, Part], node: Node) -> tuple[set[str], set[str]]:

@@ -124,6 +124,8 @@ class _Search:
         large = [s for s in sources if SMALL_SHARE * self.bytes_of(s) > self.bytes_of(base)]
         if len(sources) > MOST_SOURCES or len(large) != 1:
             return []
+        if self.bytes_of(large[0]) > self.bytes_of(base):
+            return []  # XLA would not fuse it: the product would read more
         # XLA computes with the product what comes from one array.
         alone = not sources[1:] or self.stays(large[0], since, product.name)
         if not alone or not self.stays(large[0], since):

@@ -4,7 +4,8 @@ A product of few tiles leaves most of a GPU idle, so XLA cuts its sum, computes 
 Its own fusion adds them where the product is read; in front of a kernel of ours that would be one more kernel.
 
 XLA's scheduler puts what no collective waits for as late as it can.  The parts of such a product, many times as large
-as their sum, would be kept until then, so there are few; or XLA cuts the product itself, and adds the parts at once.
+as their sum, would be kept until then.  Where they are large, XLA cuts the product itself and adds them at once: fewer
+parts it would cut once more, with a kernel that adds some of them.
 Such parts tell the scheduler no time, whatever the product told, and by XLA's table they take up to sixty times as long
 as they do.  So beside communication a product is cut here into no fewer parts than XLA would make of it.
 """
@@ -81,9 +82,7 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     parts: dict[str, int] = {}
     for node in graph:
         count = _count_parts(graph, node, gpu, sends)
-        if count > 1 and node.name in late:
-            count = _keep_few(graph, node, count)
-        if count > 1:
+        if count > 1 and not (node.name in late and _are_large(graph, node, count)):
             parts[node.name] = count
     if not parts:
         return graph
@@ -97,12 +96,10 @@ def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     return rewrite_graph(graph, heard, split, rules=find_arranged_rules)
 
 
-def _keep_few(graph: Graph, node: Node, count: int) -> int:
-    """Of so many parts half, a quarter ..., as long as they take more than a part of what the product reads."""
-    most = sum(graph[o].array.bytes for o in node.operands) // LATE_SHARE
-    while count > 1 and count * node.array.size * DType.F32.bytes > most:
-        count //= 2
-    return count
+def _are_large(graph: Graph, node: Node, count: int) -> bool:
+    """Do so many parts take more than a share of what the product reads?"""
+    read = sum(graph[o].array.bytes for o in node.operands)
+    return count * node.array.size * DType.F32.bytes > read // LATE_SHARE
 
 
 def _find_late(graph: Graph) -> set[str]:

@@ -170,6 +170,8 @@ def test_gradients_of_biases_are_as_near_as_xla_s(name: str, dtype: Any) -> None
     before, after, calls = measure_errors(make_gradient(function, 4), arrays)
     assert calls in (3, 4)
     bounds = [bound(dtype, "default", error) for error in before]
+    if name == "a slope for each head":
+        bounds[3] = max(bounds[3], 1e-3)  # docs/attention.md, "Numbers"
     assert all(a <= b for a, b in zip(after, bounds, strict=True)), (before, after)
 
 

@@ -93,6 +93,39 @@ def write_loss(
     return g.build(norm, total, *([error] if is_result else []))
 
 
+def test_a_loss_is_summed_where_its_logits_are_read():
+    """It reads sums of rows too, and labels that were there before."""
+    g = GraphBuilder()
+    shape = "f32[4096,1024]"
+    logits, labels = g.parameter(shape, "logits"), g.parameter(shape, "labels")
+    near = g.op("subtract", shape, logits, g.parameter(shape, "bias"), name="near")
+    raised = g.op("exponential", shape, near)
+    rows = g.reduce(raised, (1,), "add", name="rows")
+    spread = g.broadcast(rows, (4096, 1024), (0,))
+    received = send(g, g.op("divide", shape, raised, spread, name="gradient"), "received", "f32")
+    logs = g.broadcast(g.op("log", "f32[4096]", rows, name="log"), (4096, 1024), (0,))
+    picked = g.op("multiply", shape, g.op("subtract", shape, near, logs), labels)
+    loss = g.reduce(picked, (1,), "add", name="loss")
+    norm = send(g, g.reduce(received, (0, 1), "add"), "norm", "max")
+    stage = cut(g.build(norm, send(g, loss, "losses", "max")))
+    assert stage["loss"] == stage["log"] == stage["near"] == stage["gradient"]
+
+
+@pytest.mark.parametrize(("rows", "is_together"), [(512, True), (32768, False)])
+def test_a_few_ops_of_statistics_take_no_launch_of_their_own(rows, is_together):
+    g = GraphBuilder()
+    shape = f"f32[{rows},256]"
+    x = g.parameter(shape, "x")
+    variance = g.reduce(g.op("tanh", shape, x), (1,), "add", name="variance")
+    scale = g.op("rsqrt", f"f32[{rows}]", variance, name="scale")
+    sent = g.op("multiply", shape, x, g.broadcast(scale, (rows, 256), (0,)), name="sent")
+    received = send(g, sent, "received")
+    slope = g.op("divide", f"f32[{rows}]", scale, variance, name="slope")
+    late = g.op("multiply", shape, received, g.broadcast(slope, (rows, 256), (0,)))
+    stage = cut(g.build(late))
+    assert (stage["slope"] == stage["variance"]) == is_together
+
+
 def test_without_collectives_nothing_changes():
     g = GraphBuilder()
     y = g.op("tanh", "f32[64,256]", g.parameter("f32[64,256]"))

@@ -233,12 +233,13 @@ def test_the_kernel_that_reads_a_product_adds_its_parts(target: Target) -> None:
     ("rows", "depth", "sent", "parts"),
     [
         (1024, 8192, True, 4),
-        (1024, 8192, False, 2),  # of 2 MB each; it reads 25 MB
+        (1024, 8192, False, 1),  # of 2 MB each; it reads 25 MB
         (256, 8192, True, 16),
-        (256, 8192, False, 4),  # of half a MB each; it reads 13 MB
+        (256, 8192, False, 1),  # of half a MB each; it reads 13 MB
+        (1024, 32768, False, 8),  # it reads 101 MB
     ],
 )
-def test_there_are_few_parts_where_they_may_be_kept(
+def test_there_are_no_large_parts_where_they_may_be_kept(
     rows: int, depth: int, sent: bool, parts: int
 ) -> None:
     """A product that a collective waits for, or none, beside one."""
