@@ -36,6 +36,7 @@ from astitch.loops.stack_order import carry_as_given
 from astitch.loops.unroll import unroll_searches
 from astitch.loops.update_stacks import update_stacks
 from astitch.program.steps import CudaKernel, Program
+from astitch.rewrite.arrange_exchanges import arrange_exchanges
 from astitch.rewrite.clamped_masks import ask_clamped
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.equal_segments import reduce_equal_segments
@@ -558,6 +559,11 @@ PASSES: tuple[Pass, ...] = (
     _rewrite("ask_clamped", lambda graph, job: ask_clamped(graph)),
     _rewrite("order_reductions", lambda graph, job: order_reductions(graph)),
     _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
+    _rewrite(
+        "arrange_exchanges",
+        lambda graph, job: arrange_exchanges(graph),
+        lambda job: job.target.in_xla,
+    ),
     _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),
     _rewrite("arrange_convolutions", lambda graph, job: arrange_convolutions(graph, job.gpu)),
     _rewrite(
