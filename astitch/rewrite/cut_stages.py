@@ -102,13 +102,14 @@ def _find_passing(
         least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
         joined = {name for name in values if parts.get(name) == first}
         passing = {name for name in joined if _count_bytes(graph, name) >= least}
+        if not passing:
+            continue
         there = {name for name in parts if parts[name] == first}
         added = {stored_value(graph, name) for name in values - joined}
         read = sum(_count_bytes(graph, v) for v in added if there.isdisjoint(graph.users[v]))
         inner = between - {node.name}
         if (
-            passing
-            and read <= sum(_count_bytes(graph, name) for name in passing)
+            read <= sum(_count_bytes(graph, name) for name in passing)
             and all(awaiting[name] == awaiting[node.name] for name in joined - numbers)
             and not (inner | passing).intersection(graph.outputs)
             and all((between | there).issuperset(graph.users[value]) for value in passing)
