@@ -49,6 +49,7 @@ class Row:
 
 
 def compile_program(program: Sharded, way: str) -> Any:
+    """way: one of WAYS."""
     import jax
 
     import astitch

@@ -25,6 +25,9 @@ T = TypeVar("T")
 Part = tuple[int, int]
 """A stage, and the collectives that wait for the ops of this part of it."""
 
+Place = tuple[int, ...]
+"""What ops of one stage have in common, and what the stages are sorted by; a stage comes first."""
+
 LARGE_BYTES = 8 << 20
 """So many bytes take longer than a launch: what reads or writes them is worth a kernel of its own."""
 
@@ -60,29 +63,33 @@ def cut_stages(
         for node in graph
         if node.name not in outside and OPS[node.op].kind is not Kind.SOURCE
     }
-    for find in (_find_passing, _find_short):
-        for name, mask in find(graph, parts):
-            awaited[name], parts[name] = mask, (stage[name], mask)
-    awaiting, apart = find_waits(graph, parts), find_long_ends(graph, parts)
+    awaiting = find_awaiting(graph)
+    for name, mask in _find_passing(graph, parts, awaiting):
+        awaited[name], parts[name] = mask, (stage[name], mask)
+    kernels, apart = find_waits(graph, parts, awaiting), find_long_ends(graph, parts)
 
-    def place(name: str) -> tuple[int, ...]:
+    def place(name: str) -> Place:
         if name not in parts:
             return stage[name], 0, 0, 0, 0, 0
-        mask, waits = awaited[name], awaiting[name]
+        mask, waits = awaited[name], kernels[name]
         fewer = len(graph) - mask.bit_count()
         return stage[name], fewer, mask, waits.bit_count(), waits, apart.get(name, 0)
 
-    places = {name: place(name) for name in graph.nodes}
+    places = _move_short(graph, parts, {name: place(name) for name in graph.nodes}, awaiting)
     numbers = {found: number for number, found in enumerate(sorted(set(places.values())))}
     return {name: numbers[found] for name, found in places.items()}
 
 
-def _find_passing(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str, int]]:
+def _find_passing(
+    graph: Graph, parts: Mapping[str, Part], awaiting: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
     """Ops that move to the part that computes what they sum up, each with the collectives that wait for that part.
 
     The part would store a large value for the sum alone.  Memory would hold it until XLA runs the sum, for which a late
-    collective waits, as one for the loss does.
+    collective waits, as one for the loss does.  No collective starts later: with the sum, the part waits for no more
+    collectives, and reads no more bytes than it would have stored.
     """
+    numbers = _find_numbers(graph)
     for node in graph:
         part = parts.get(node.name)
         if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
@@ -93,39 +100,48 @@ def _find_passing(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str
         if first is None or part[1] & ~first[1]:
             continue
         least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
-        passing = {
-            name
-            for name in values
-            if parts.get(name) == first and _count_bytes(graph, name) >= least
-        }
-        own = between | {name for name in parts if parts[name] == first}
+        joined = {name for name in values if parts.get(name) == first}
+        passing = {name for name in joined if _count_bytes(graph, name) >= least}
+        if not passing:
+            continue
+        there = {name for name in parts if parts[name] == first}
+        added = {stored_value(graph, name) for name in values - joined}
+        read = sum(_count_bytes(graph, v) for v in added if there.isdisjoint(graph.users[v]))
         inner = between - {node.name}
         if (
-            passing
+            read <= sum(_count_bytes(graph, name) for name in passing)
+            and all(awaiting[name] == awaiting[node.name] for name in joined - numbers)
             and not (inner | passing).intersection(graph.outputs)
-            and all(own.issuperset(graph.users[value]) for value in passing)
+            and all((between | there).issuperset(graph.users[value]) for value in passing)
             and all(between.issuperset(graph.users[name]) for name in inner)
         ):
             yield from ((name, first[1]) for name in between)
 
 
-def _find_short(graph: Graph, parts: Mapping[str, Part]) -> Iterator[tuple[str, int]]:
-    """Ops of few bytes that move to the part that computes what they read, with the collectives that wait for it.
+def _move_short(
+    graph: Graph,
+    parts: Mapping[str, Part],
+    places: Mapping[str, Place],
+    awaiting: Mapping[str, int],
+) -> dict[str, Place]:
+    """The places; an op of few bytes gets the place of the kernel that computes all it reads.
 
     A normalization's gradient wants a few ops of the statistics of rows, which no collective waits for.  A kernel of
-    their own would take a launch.
+    their own would take a launch.  What they read has one place and waits for the same, so no kernel waits for more.
     """
+    moved = dict(places)
     for node in graph:
-        part = parts.get(node.name)
-        if part is None or OPS[node.op].kind is not Kind.ELEMENTWISE:
+        if node.name not in parts or OPS[node.op].kind is not Kind.ELEMENTWISE:
             continue
         read = [o for o in node.operands if not is_embedded(graph, o)]
-        before = {parts.get(o) for o in read}
-        first = before.pop() if len(before) == 1 else None
-        if first is None or first == part or first[0] != part[0] or part[1] & ~first[1]:
+        before = {(moved[o], awaiting[o]) for o in read}
+        if len(before) != 1 or not all(o in parts for o in read):
             continue
-        if sum(_count_bytes(graph, name) for name in (node.name, *read)) <= SHORT_BYTES:
-            yield node.name, first[1]
+        first, _ = before.pop()
+        count = sum(_count_bytes(graph, name) for name in (node.name, *read))
+        if first[0] == moved[node.name][0] and count <= SHORT_BYTES:
+            moved[node.name] = first
+    return moved
 
 
 def _trace_part(graph: Graph, parts: Mapping[str, Part], node: Node) -> tuple[set[str], set[str]]:
@@ -141,13 +157,15 @@ def _trace_part(graph: Graph, parts: Mapping[str, Part], node: Node) -> tuple[se
     return between, values
 
 
-def find_waits(graph: Graph, parts: Mapping[str, Part]) -> dict[str, int]:
+def find_waits(
+    graph: Graph, parts: Mapping[str, Part], awaiting: Mapping[str, int]
+) -> dict[str, int]:
     """For each op of a part the collectives for which its kernel waits; ops with equal ones share a kernel.
 
     Ops that hand each other more than numbers have one kernel.  It waits for their own collectives only, if it takes
-    long; else for those of one that does, or for all of the part's.
+    long; else for those of one that does, or for all of the part's.  awaiting: see find_awaiting.
     """
-    awaiting, numbers = find_awaiting(graph), _find_numbers(graph)
+    numbers = _find_numbers(graph)
     combined = {name for group in find_combined(graph) if len(group) > 1 for name in group}
     found: dict[str, int] = {}
     for names in _list_parts(parts).values():

@@ -4,8 +4,8 @@ A product of few tiles leaves most of a GPU idle, so XLA cuts its sum, computes 
 Its own fusion adds them where the product is read; in front of a kernel of ours that would be one more kernel.
 
 XLA's scheduler puts what no collective waits for as late as it can.  The parts of such a product, many times as large
-as their sum, would be kept until then.  Where they are large, XLA cuts the product itself and adds them at once: fewer
-parts it would cut once more, with a kernel that adds some of them.
+as their sum, would be kept until then.  Where they are large, XLA cuts the product itself and adds them at once.  A
+product in fewer parts XLA would cut once more, and add by one more kernel.
 Such parts tell the scheduler no time, whatever the product told, and by XLA's table they take up to sixty times as long
 as they do.  So beside communication a product is cut here into no fewer parts than XLA would make of it.
 """

@@ -93,22 +93,37 @@ def write_loss(
     return g.build(norm, total, *([error] if is_result else []))
 
 
-def test_a_loss_is_summed_where_its_logits_are_read():
+@pytest.mark.parametrize(
+    ("labels", "is_together"),
+    [
+        ("read", True),
+        ("read.0 read.1", False),  # the collective would wait for more bytes than are stored
+        ("logits read", True),  # the kernel reads the logits anyway
+        ("received", False),  # the collective would wait for another one
+    ],
+)
+def test_a_loss_is_summed_where_its_logits_are_read(labels, is_together):
     """It reads sums of rows too, and labels that were there before."""
     g = GraphBuilder()
     shape = "f32[4096,1024]"
-    logits, labels = g.parameter(shape, "logits"), g.parameter(shape, "labels")
+    logits = g.parameter(shape, "logits")
     near = g.op("subtract", shape, logits, g.parameter(shape, "bias"), name="near")
     raised = g.op("exponential", shape, near)
     rows = g.reduce(raised, (1,), "add", name="rows")
     spread = g.broadcast(rows, (4096, 1024), (0,))
-    received = send(g, g.op("divide", shape, raised, spread, name="gradient"), "received", "f32")
+    sent = send(g, g.op("divide", shape, raised, spread, name="gradient"), "gradients", "f32")
     logs = g.broadcast(g.op("log", "f32[4096]", rows, name="log"), (4096, 1024), (0,))
-    picked = g.op("multiply", shape, g.op("subtract", shape, near, logs), labels)
+    picked = g.op("subtract", shape, near, logs)
+    for name in labels.split():
+        if name == "received":
+            send(g, g.parameter(shape, "elsewhere"), name)
+        value = name if name in g.nodes else g.parameter(shape, name)
+        picked = g.op("multiply", shape, picked, value)
     loss = g.reduce(picked, (1,), "add", name="loss")
-    norm = send(g, g.reduce(received, (0, 1), "add"), "norm", "max")
+    norm = send(g, g.reduce(sent, (0, 1), "add"), "norm", "max")
     stage = cut(g.build(norm, send(g, loss, "losses", "max")))
-    assert stage["loss"] == stage["log"] == stage["near"] == stage["gradient"]
+    assert (stage["loss"] == stage["gradient"]) == is_together
+    assert stage["log"] == stage["near"] == stage["gradient"]  # few bytes
 
 
 @pytest.mark.parametrize(("rows", "is_together"), [(512, True), (32768, False)])
@@ -124,6 +139,21 @@ def test_a_few_ops_of_statistics_take_no_launch_of_their_own(rows, is_together):
     late = g.op("multiply", shape, received, g.broadcast(slope, (rows, 256), (0,)))
     stage = cut(g.build(late))
     assert (stage["slope"] == stage["variance"]) == is_together
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_few_ops_join_no_kernels_that_wait_for_different_collectives(waits):
+    """Of two sums the first would be sent later, if it shared a kernel with the other."""
+    g = GraphBuilder()
+    x, y = g.parameter("f32[512,64]", "x"), g.parameter("f32[512,64]", "y")
+    other = send(g, y, "received") if waits else y
+    sums = [g.reduce(v, (1,), "add", name=f"sum.{n}") for n, v in enumerate((x, other))]
+    for name in sums:
+        send(g, name, f"sent.{name}", "f32")
+    both = g.op("multiply", "f32[512]", *sums, name="both")
+    stage = cut(g.build("sent.sum.0", "sent.sum.1", both))
+    assert stage["sum.0"] == stage["sum.1"]
+    assert (stage["both"] == stage["sum.0"]) == (not waits)
 
 
 def test_without_collectives_nothing_changes():

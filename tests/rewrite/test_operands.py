@@ -69,6 +69,23 @@ def test_where_all_is_sent_together_xla_must_compute_the_operand_with_the_produc
     assert give_operands(staged).graph["late"].operands[0] == ("y" if affine else "y.operand")
 
 
+@pytest.mark.parametrize(("wide", "again"), [("f32", False), ("bf16", True)])
+def test_what_comes_from_a_wider_array_is_kept(wide, again):
+    """XLA would compute it by a kernel of its own, and the product would read as much as before."""
+    g = GraphBuilder()
+    narrow, shape = "bf16[512,64]", f"{wide}[512,64]"
+    w = g.parameter("bf16[64,64]", "w")
+    centred = g.op("tanh", shape, g.parameter(shape, "x"), name="centred")
+    op = "convert" if wide == "f32" else "negate"
+    y = g.op(op, narrow, centred, name="y")
+    behind = g.dot(g.dot(y, w, (1,), (0,)), w, (1,), (0,), name="behind")
+    late = g.dot(y, behind, (0,), (0,), name="late")
+    spread = g.op("convert", shape, behind) if wide == "f32" else behind
+    below = exchange(g, g.op("multiply", shape, centred, spread, name="below"), "sent")
+    given = give_operands(stage(g.build(late, below)))
+    assert given.graph["late"].operands[0] == ("y.operand" if again else "y")
+
+
 def test_without_collectives_nothing_is_computed_again():
     staged = stage(layer(communicates=False))
     assert give_operands(staged) is staged
