@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from astitch.graph.ir import ArrayType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
+from astitch.graph.sent_operands import choose_sent_operands
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo import schema
 from astitch.rewrite.draft import Draft, Log
@@ -22,10 +23,13 @@ from astitch.rewrite.simplify import rewrite_graph
 def arrange_exchanges(graph: Graph, log: Log | None = None) -> Graph:
     """The same function; `log` hears of each all-to-all whose array is transposed.
 
-    Those of arrays that no kernel stores stay as they are.
+    Those stay as they are whose arrays no kernel stores, or that others than kernels read.  XLA computes what is sent
+    late (graph/sent_operands.py), in any order.
     """
     heard: Log = log or (lambda rule, node: None)
     cut = {node.name: place for node in graph if (place := _find_cut(graph, node))}
+    late = choose_sent_operands(graph, ()) if cut else {}
+    cut = {name: place for name, place in cut.items() if name not in late}
     if not cut:
         return graph
 
@@ -46,7 +50,8 @@ def _find_cut(graph: Graph, node: Node) -> int:
     if len(node.operands) != 1 or attrs.computations or not isinstance(node.type, ArrayType):
         return 0
     dimensions = schema.HloInstructionProto.FromString(attrs.instruction).dimensions
-    return dimensions[0] if len(dimensions) == 1 and _is_stored(graph, node.operands[0]) else 0
+    between_kernels = _is_stored(graph, node.operands[0]) and _is_read(graph, node.name)
+    return dimensions[0] if len(dimensions) == 1 and between_kernels else 0
 
 
 def _is_stored(graph: Graph, name: str) -> bool:
@@ -55,6 +60,17 @@ def _is_stored(graph: Graph, name: str) -> bool:
     while OPS[node.op].is_view:
         node = graph[node.operands[0]]
     return OPS[node.op].kind is Kind.ELEMENTWISE and why_not_stitchable(graph, node) is None
+
+
+def _is_read(graph: Graph, name: str) -> bool:
+    """Do kernels alone read the value?"""
+    users = [graph[user] for user in graph.users[name]]
+    return name not in graph.outputs and all(
+        _is_read(graph, user.name)
+        if OPS[user.op].is_view
+        else why_not_stitchable(graph, user) is None and OPS[user.op].kind is not Kind.COMPUTE
+        for user in users
+    )
 
 
 def _put_first(node: Node, draft: Draft, cut: int) -> str:

@@ -10,8 +10,8 @@ from astitch.rewrite.arrange_exchanges import arrange_exchanges
 from tests.graphs import GraphBuilder
 
 
-def exchange(shape: tuple[int, ...], cut: int, *, stored: bool = True) -> Graph:
-    """tanh(all-to-all(tanh(x))), or without the inner one."""
+def exchange(shape: tuple[int, ...], cut: int, *, stored: bool = True, read: bool = True) -> Graph:
+    """tanh(all-to-all(tanh(x))), or without one of both."""
     g = GraphBuilder()
     type_ = f"f32[{','.join(map(str, shape))}]"
     instruction = schema.HloInstructionProto()
@@ -24,7 +24,7 @@ def exchange(shape: tuple[int, ...], cut: int, *, stored: bool = True) -> Graph:
     x = g.parameter(type_)
     given = g.op("tanh", type_, x) if stored else x
     received = g.op("opaque", g.array(given), given, attrs=attrs)
-    return g.build(g.op("tanh", type_, received))
+    return g.build(g.op("tanh", type_, received) if read else received)
 
 
 @pytest.mark.parametrize(("shape", "cut"), [((6, 2, 8), 1), ((6, 8, 4), 2), ((5, 4), 1)])
@@ -47,6 +47,13 @@ def test_what_is_sent_lies_in_one_piece(shape: tuple[int, ...], cut: int) -> Non
     assert arranged[arranged.outputs[0]].shape == shape
 
 
-@pytest.mark.parametrize("graph", [exchange((4, 8), 0), exchange((4, 8), 1, stored=False)])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        exchange((4, 8), 0),
+        exchange((4, 8), 1, stored=False),
+        exchange((4, 8), 1, read=False),
+    ],
+)
 def test_others_stay(graph: Graph) -> None:
     assert arrange_exchanges(graph) is graph
