@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import networkx as nx
@@ -85,37 +86,78 @@ def _find_passing(
 ) -> Iterator[tuple[str, int]]:
     """Ops that move to the part that computes what they sum up, each with the collectives that wait for that part.
 
-    The part would store a large value for the sum alone.  Memory would hold it until XLA runs the sum, for which a late
-    collective waits, as one for the loss does.  No collective starts later: with the sum, the part waits for no more
-    collectives, and reads no more bytes than it would have stored.
+    The part would store a large value for its sums alone.  Memory would hold it until XLA runs the sums, for which a
+    late collective waits, as one for the loss does.  Sums of one value move together.  No collective starts later: with
+    a sum, the part waits for no more collectives, and reads no more bytes than it would have stored.
     """
     numbers = _find_numbers(graph)
-    for node in graph:
-        part = parts.get(node.name)
-        if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
-            continue
-        between, values = _trace_part(graph, parts, node)
-        stage = {parts[name] for name in values if name in parts and parts[name][0] == part[0]}
-        first = stage.pop() if len(stage) == 1 else None
-        if first is None or part[1] & ~first[1]:
-            continue
-        least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
-        joined = {name for name in values if parts.get(name) == first}
-        passing = {name for name in joined if _count_bytes(graph, name) >= least}
-        if not passing:
-            continue
-        there = {name for name in parts if parts[name] == first}
-        added = {stored_value(graph, name) for name in values - joined}
-        read = sum(_count_bytes(graph, v) for v in added if there.isdisjoint(graph.users[v]))
-        inner = between - {node.name}
-        if (
-            read <= sum(_count_bytes(graph, name) for name in passing)
-            and all(awaiting[name] == awaiting[node.name] for name in joined - numbers)
-            and not (inner | passing).intersection(graph.outputs)
-            and all((between | there).issuperset(graph.users[value]) for value in passing)
-            and all(between.issuperset(graph.users[name]) for name in inner)
-        ):
-            yield from ((name, first[1]) for name in between)
+    found = {
+        node.name: moved
+        for node in graph
+        if (moved := _find_moved(graph, parts, awaiting, numbers, node)) is not None
+    }
+    while True:
+        moving: dict[Part, set[str]] = {}
+        for moved in found.values():
+            moving.setdefault(moved.part, set()).update(moved.ops)
+        kept = {
+            name: moved
+            for name, moved in found.items()
+            if (moving[moved.part] | moved.there).issuperset(moved.readers)
+        }
+        if len(kept) == len(found):
+            break
+        found = kept
+    for moved in found.values():
+        yield from ((name, moved.part[1]) for name in moved.ops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A sum that may move to the part that computes what is summed up.
+
+    ops: the sum, and those between.  there: the ops of the part.  readers: of the large values that it would store.
+    """
+
+    ops: frozenset[str]
+    part: Part
+    there: frozenset[str]
+    readers: frozenset[str]
+
+
+def _find_moved(
+    graph: Graph,
+    parts: Mapping[str, Part],
+    awaiting: Mapping[str, int],
+    numbers: Collection[str],
+    node: Node,
+) -> _Moved | None:
+    """numbers: see _find_numbers.  None: the op is no sum, or stays."""
+    part = parts.get(node.name)
+    if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
+        return None
+    between, values = _trace_part(graph, parts, node)
+    stage = {parts[name] for name in values if name in parts and parts[name][0] == part[0]}
+    first = stage.pop() if len(stage) == 1 else None
+    if first is None or part[1] & ~first[1]:
+        return None
+    least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
+    joined = {name for name in values if parts.get(name) == first}
+    passing = {name for name in joined if _count_bytes(graph, name) >= least}
+    there = frozenset(name for name in parts if parts[name] == first)
+    added = {stored_value(graph, name) for name in values - joined}
+    read = sum(_count_bytes(graph, v) for v in added if there.isdisjoint(graph.users[v]))
+    inner = between - {node.name}
+    if (
+        not passing
+        or read > sum(_count_bytes(graph, name) for name in passing)
+        or any(awaiting[name] != awaiting[node.name] for name in joined.difference(numbers))
+        or (inner | passing).intersection(graph.outputs)
+        or not all(between.issuperset(graph.users[name]) for name in inner)
+    ):
+        return None
+    readers = frozenset(user for value in passing for user in graph.users[value])
+    return _Moved(frozenset(between), first, there, readers)
 
 
 def _move_short(

@@ -126,6 +126,24 @@ def test_a_loss_is_summed_where_its_logits_are_read(labels, is_together):
     assert stage["log"] == stage["near"] == stage["gradient"]  # few bytes
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_sums_of_one_value_move_together(is_read):
+    """The gradients of a normalization's gain and bias; is_read: another op of their part reads the value too."""
+    g = GraphBuilder()
+    shape = "f32[8192,256]"
+    x, y = g.parameter(shape, "x"), g.parameter(shape, "y")
+    slope = g.op("multiply", shape, x, g.op("tanh", shape, y), name="slope")
+    received = send(g, g.op("abs", shape, slope, name="sent"), "received", "f32")
+    bias = g.reduce(slope, (0,), "add", name="bias")
+    gain = g.reduce(g.op("multiply", shape, slope, x), (0,), "add", name="gain")
+    norm = send(g, g.reduce(received, (0, 1), "add"), "norm", "max")
+    totals = [send(g, total, f"sent.{total}", "max") for total in (bias, gain)]
+    if is_read:
+        totals.append(send(g, g.op("negate", shape, slope), "others", "max"))
+    stage = cut(g.build(norm, *totals))
+    assert (stage["bias"] == stage["gain"] == stage["slope"]) != is_read
+
+
 @pytest.mark.parametrize(("rows", "is_together"), [(512, True), (32768, False)])
 def test_a_few_ops_of_statistics_take_no_launch_of_their_own(rows, is_together):
     g = GraphBuilder()
