@@ -62,6 +62,7 @@ def test_a_target_says_which_passes_are_run() -> None:
     own, _ = compile_and_watch()
     inside, _ = compile_and_watch(Launcher.XLA)
     inside_alone = {
+        "arrange_exchanges",
         "bound_arrays",
         "carry_as_read",
         "fold_scales",
