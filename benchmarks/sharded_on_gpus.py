@@ -1,7 +1,8 @@
 """Programs over several GPUs as users write them (benchmarks.sharded_programs), timed alone and with astitch.enable().
 
 `python -m benchmarks.sharded_on_gpus [NAME ...]` prints a row for each program: microseconds of a call by jax.jit and
-with kernels, planned memory of one device, and the largest difference of a result, norm over norm.  Nothing is donated,
+with kernels, planned memory of one device in MB, and the largest difference of a result, norm over norm.  Arguments are
+small random numbers; where these give NaN, as for an optimizer's second moments, all are positive.  Nothing is donated,
 so that calls can be repeated.  Programs are compiled beside each other.  Wants two GPUs of one host or more, and JAX
 0.11.2.
 """
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from astitch.profiling.timing import Runner, time_turns
+from benchmarks.modern_gpu import find_error, list_floats
+from benchmarks.results import describe
 from benchmarks.several_gpus import WAYS, count_planned
 from benchmarks.sharded_programs import PROGRAMS, Sharded
 
@@ -32,7 +35,8 @@ HEAD = f"{'program':22} {'plain us':>9} {'ours us':>9} {'ratio':>6} {'plain MB':
 class Row:
     """One program.  Pairs are of jax.jit and of astitch.
 
-    us: median wall time of a call.  planned_mb: of one device.  apart: see find_apart.
+    us: median wall time of a call.  planned_mb: of one device.  apart: of floats, the largest norm of a difference over
+    the norm of jax.jit's result; infinite where there is a NaN.
     """
 
     program: str
@@ -83,31 +87,13 @@ def draw_arguments(program: Sharded, *, signed: bool) -> Any:
     return jax.tree.map(draw, program.arguments)
 
 
-def find_apart(one: Any, other: Any) -> float:
-    """The largest norm of a difference of two results as a part of the norm; infinite where NaNs differ."""
-    import jax
-
-    most = 0.0
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
-            continue
-        x, y = (np.asarray(value).astype(np.float64) for value in (a, b))
-        if not np.array_equal(np.isnan(x), np.isnan(y)):
-            return np.inf
-        apart = np.linalg.norm(np.nan_to_num(x - y))
-        most = max(most, float(apart / max(np.linalg.norm(np.nan_to_num(x)), 1e-30)))
-    return most
-
-
 def measure(name: str, program: Sharded, compiled: Sequence[Any], options: Any) -> Row:
     """compiled: for each of WAYS."""
     import jax
 
     arguments = draw_arguments(program, signed=True)
     results = [fn(*arguments) for fn in compiled]
-    floats = [a for a in jax.tree.leaves(results[0]) if jax.dtypes.issubdtype(a.dtype, np.floating)]
-    if any(bool(np.isnan(np.asarray(a)).any()) for a in floats):
-        # Second moments of an optimizer are positive.
+    if any(np.isnan(a).any() for a in list_floats(results[0])):
         arguments = draw_arguments(program, signed=False)
         results = [fn(*arguments) for fn in compiled]
     runners = [
@@ -117,7 +103,7 @@ def measure(name: str, program: Sharded, compiled: Sequence[Any], options: Any) 
     times = time_turns(runners, options.batches, options.budget)
     plain, stitched = (statistics.median(times[way]) for way in WAYS)
     one, other = map(count_planned, compiled)
-    return Row(name, (plain, stitched), (one, other), find_apart(*results))
+    return Row(name, (plain, stitched), (one, other), find_error(results[1], results[0]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -149,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in names:
         pair = [compiled[name, way] for way in WAYS]
         errors = [error for error in pair if isinstance(error, BaseException)]
-        print(errors[0] if errors else measure(name, programs[name], pair, options), flush=True)
+        row = None if errors else measure(name, programs[name], pair, options)
+        print(row or f"{name:22} {describe(errors[0])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ class Masks:
         """May an array have numbers that leave a score out?  Not where indices tell that it has none."""
         if name not in self._is_low:
             try:
-                self._is_low[name] = _bound(self.graph, name)[0] <= LEAVES_OUT
+                # Not a number, as 0 times an infinite one is, may be any.
+                self._is_low[name] = not _bound(self.graph, name)[0] > LEAVES_OUT
             except DependsOnData:
                 self._is_low[name] = True
         return self._is_low[name]
@@ -160,23 +161,25 @@ def _follows_from_indices(graph: Graph, node: Node) -> float | None:
 
 
 def _bound(graph: Graph, name: str) -> tuple[float, float]:
-    """Between which numbers all elements lie.  Raises DependsOnData where their indices do not tell.
+    """(no element is less, none is more), NaN where one may be.  Raises DependsOnData where indices do not tell.
 
     Of many elements that are sums or multiples of fewer, the fewer tell: slopes of heads times distances.
     """
     node = graph[name]
     if prod(node.shape[d] for d in varying_dimensions(graph, name)) <= MOST_EVALUATED:
-        ends = [(float(x.min()), float(x.max())) for x in _evaluate_by_indices(graph, node)]
-        return min(low for low, _ in ends), max(high for _, high in ends)
-    row, (first, *others) = OPS[node.op], node.operands or ("",)
-    moves = row.kind in (Kind.BROADCAST, Kind.INDEX) and not others
-    if moves or (row.is_conversion and node.dtype.bytes >= graph[first].dtype.bytes):
-        return _bound(graph, first)
+        ends = [(x.min(), x.max()) for x in _evaluate_by_indices(graph, node)]
+        return float(np.min(ends)), float(np.max(ends))
+    row = OPS[node.op]
+    if len(node.operands) == 1:
+        (operand,) = node.operands
+        is_wide = node.dtype.bytes >= graph[operand].dtype.bytes
+        if row.kind in (Kind.BROADCAST, Kind.INDEX) or (row.is_conversion and is_wide):
+            return _bound(graph, operand)
     if row.combiner not in (np.add, np.multiply):
         raise DependsOnData
     left, right = (_bound(graph, operand) for operand in node.operands)
-    found = [float(row.combiner(x, y)) for x, y in product(left, right)]
-    return min(found), max(found)
+    found = [row.combiner(x, y) for x, y in product(left, right)]
+    return float(np.min(found)), float(np.max(found))
 
 
 def _evaluate_by_indices(graph: Graph, node: Node) -> Iterator[np.ndarray]:

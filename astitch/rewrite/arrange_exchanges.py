@@ -14,6 +14,7 @@ from astitch.graph.ir import ArrayType, Graph, Node, OpaqueAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.sent_operands import choose_sent_operands
 from astitch.graph.stitchable import why_not_stitchable
+from astitch.graph.storage import is_result, list_readers, stored_value
 from astitch.hlo import schema
 from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
@@ -23,8 +24,8 @@ from astitch.rewrite.simplify import rewrite_graph
 def arrange_exchanges(graph: Graph, log: Log | None = None) -> Graph:
     """The same function; `log` hears of each all-to-all whose array is transposed.
 
-    Those stay as they are whose arrays no kernel stores, or that others than kernels read.  XLA computes what is sent
-    late (graph/sent_operands.py), in any order.
+    Those stay as they are whose arrays no kernel stores, or that others than kernels read.  So do those that are sent
+    late (graph/sent_operands.py): XLA computes what they send, and lays it out at once.
     """
     heard: Log = log or (lambda rule, node: None)
     cut = {node.name: place for node in graph if (place := _find_cut(graph, node))}
@@ -56,20 +57,16 @@ def _find_cut(graph: Graph, node: Node) -> int:
 
 def _is_stored(graph: Graph, name: str) -> bool:
     """Does a kernel compute the value?"""
-    node = graph[name]
-    while OPS[node.op].is_view:
-        node = graph[node.operands[0]]
+    node = graph[stored_value(graph, name)]
     return OPS[node.op].kind is Kind.ELEMENTWISE and why_not_stitchable(graph, node) is None
 
 
 def _is_read(graph: Graph, name: str) -> bool:
     """Do kernels alone read the value?"""
-    users = [graph[user] for user in graph.users[name]]
-    return name not in graph.outputs and all(
-        _is_read(graph, user.name)
-        if OPS[user.op].is_view
-        else why_not_stitchable(graph, user) is None and OPS[user.op].kind is not Kind.COMPUTE
-        for user in users
+    readers = [graph[reader] for reader in list_readers(graph, name)]
+    return not is_result(graph, name) and all(
+        why_not_stitchable(graph, reader) is None and OPS[reader.op].kind is not Kind.COMPUTE
+        for reader in readers
     )
 
 

@@ -90,61 +90,58 @@ def _find_passing(
     late collective waits, as one for the loss does.  Sums of one value move together.  No collective starts later: with
     a sum, the part waits for no more collectives, and reads no more bytes than it would have stored.
     """
-    numbers = _find_numbers(graph)
-    found = {
-        node.name: moved
-        for node in graph
-        if (moved := _find_moved(graph, parts, awaiting, numbers, node)) is not None
-    }
+    members, numbers = _list_parts(parts), _find_numbers(graph)
+    sums = (_find_moved(graph, parts, members, awaiting, numbers, node) for node in graph)
+    found = [moved for moved in sums if moved is not None]
     while True:
-        moving: dict[Part, set[str]] = {}
-        for moved in found.values():
-            moving.setdefault(moved.part, set()).update(moved.ops)
-        kept = {
-            name: moved
-            for name, moved in found.items()
-            if (moving[moved.part] | moved.there).issuperset(moved.readers)
-        }
+        there = {moved.part: set(members[moved.part]) for moved in found}
+        for moved in found:
+            there[moved.part] |= moved.ops
+        kept = [moved for moved in found if there[moved.part] >= moved.readers]
         if len(kept) == len(found):
             break
         found = kept
-    for moved in found.values():
+    for moved in found:
         yield from ((name, moved.part[1]) for name in moved.ops)
 
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A sum that may move to the part that computes what is summed up.
+    """A sum that may move.
 
-    ops: the sum, and those between.  there: the ops of the part.  readers: of the large values that it would store.
+    ops: the sum, and those between it and the part that computes what is summed up.  part: where they go.  readers: of
+    the large values that the part would store.
     """
 
     ops: frozenset[str]
     part: Part
-    there: frozenset[str]
     readers: frozenset[str]
 
 
 def _find_moved(
     graph: Graph,
     parts: Mapping[str, Part],
+    members: Mapping[Part, Collection[str]],
     awaiting: Mapping[str, int],
     numbers: Collection[str],
     node: Node,
 ) -> _Moved | None:
-    """numbers: see _find_numbers.  None: the op is no sum, or stays."""
+    """How a sum may move, if nothing else reads what it sums up; None where it may not, and for other ops.
+
+    members: of each part.  awaiting: see find_awaiting.  numbers: see _find_numbers.
+    """
     part = parts.get(node.name)
     if part is None or not part[1] or not OPS[node.op].is_reduce or len(node.operands) != 2:
         return None
     between, values = _trace_part(graph, parts, node)
-    stage = {parts[name] for name in values if name in parts and parts[name][0] == part[0]}
-    first = stage.pop() if len(stage) == 1 else None
+    before = {parts[name] for name in values if name in parts and parts[name][0] == part[0]}
+    first = before.pop() if len(before) == 1 else None
     if first is None or part[1] & ~first[1]:
         return None
     least = max(PASSING_BYTES, SUMMED_SHARE * _count_bytes(graph, node.name))
-    joined = {name for name in values if parts.get(name) == first}
+    there = set(members[first])
+    joined = values & there
     passing = {name for name in joined if _count_bytes(graph, name) >= least}
-    there = frozenset(name for name in parts if parts[name] == first)
     added = {stored_value(graph, name) for name in values - joined}
     read = sum(_count_bytes(graph, v) for v in added if there.isdisjoint(graph.users[v]))
     inner = between - {node.name}
@@ -157,7 +154,7 @@ def _find_moved(
     ):
         return None
     readers = frozenset(user for value in passing for user in graph.users[value])
-    return _Moved(frozenset(between), first, there, readers)
+    return _Moved(frozenset(between), first, readers)
 
 
 def _move_short(

@@ -171,7 +171,8 @@ def test_gradients_of_biases_are_as_near_as_xla_s(name: str, dtype: Any) -> None
     assert calls in (3, 4)
     bounds = [bound(dtype, "default", error) for error in before]
     if name == "a slope for each head":
-        bounds[3] = max(bounds[3], 1e-3)  # docs/attention.md, "Numbers"
+        # A sum over keys that cancels, 3.3e-4 by TF32: docs/attention.md, "Numbers".
+        bounds[3] = max(bounds[3], 5e-4)
     assert all(a <= b for a, b in zip(after, bounds, strict=True)), (before, after)
 
 

@@ -48,6 +48,7 @@ from tests.attention.test_tiles import (
     list_attention,
     run_as_xla,
 )
+from tests.graphs import GraphBuilder
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +172,20 @@ def test_distances_times_slopes_leave_a_band(most: int, monkeypatch: pytest.Monk
 
     (found,) = check_same(function, draw())
     assert found.causal == (most > 1)
+
+
+@pytest.mark.parametrize("most", [1 << 24, 8, 1])
+@pytest.mark.parametrize(("factor", "is_low"), [(2.0, False), (-1e9, True), (-np.inf, True)])
+def test_numbers_that_are_no_numbers_may_be_low(
+    factor: float, is_low: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 times an infinite number is among them.  The factors tell of more than 8, and of more than 1 nothing."""
+    monkeypatch.setattr(masks, "MOST_EVALUATED", most)
+    g = GraphBuilder()
+    row, column = (g.convert(g.iota("s32[4,8]", d), "f32") for d in (0, 1))
+    scaled = g.op("multiply", "f32[4,8]", row, g.splat(factor, "f32[4,8]"))
+    bias = g.op("multiply", "f32[4,8]", scaled, column)
+    assert masks.Masks(g.build(bias)).may_leave_out(bias) == (is_low or most == 1)
 
 
 @pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min)])
