@@ -340,7 +340,7 @@ class _Printer:
             yield f"{STORAGE[p.dtype]}* const {p.name} = {named[p.whole].name} + {p.start};"
         yield f"assume_threads<{kernel.block}>();"
         if kernel.shared_bytes:
-            yield f"ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
+            yield self.abi.declare_arena(kernel.shared_bytes, kernel.waiting_blocks)
         for slot in kernel.slots:
             kind = (
                 f"Reduce{slot.reducer}::State"

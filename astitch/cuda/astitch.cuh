@@ -1,7 +1,8 @@
 // What every emitted kernel includes: the words that differ between the GPU and the host, then the parts
 // of the device library.  On the host (ASTITCH_HOST) host.h, forced in before, has defined the same words.
 //
-//   ASTITCH_SHARED_ARENA(bytes);                   once, at the top of a kernel with shared memory
+//   ASTITCH_SHARED_ARENA(bytes);                   once, at the top of a kernel with shared memory; or
+//   ASTITCH_STATIC_ARENA(bytes);                   the same, of up to 48 KB that the launch does not give
 //   ASTITCH_SHARED(T, name, offset_bytes, count);  a slot of it, used as name[i]; slots may overlap
 //   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
 //   ASTITCH_CLUSTER_BARRIER(word);                 the same of a grid that is one cluster (sm_90)
@@ -17,6 +18,7 @@
 #ifndef ASTITCH_HOST
 
 #define ASTITCH_SHARED_ARENA(bytes) extern __shared__ __align__(16) unsigned char astitch_shared[]
+#define ASTITCH_STATIC_ARENA(bytes) __shared__ __align__(16) unsigned char astitch_shared[bytes]
 #define ASTITCH_SHARED(T, name, offset_bytes, count) \
     T* const name = reinterpret_cast<T*>(astitch_shared + (offset_bytes))
 

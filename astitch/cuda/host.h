@@ -129,6 +129,8 @@ ASTITCH_INLINE T* astitch_vector_address(astitch_checked_slot<T> slot, Index i, 
     static constexpr unsigned long astitch_arena_bytes = (bytes); \
     astitch_declare_arena(astitch_arena_bytes)
 
+#define ASTITCH_STATIC_ARENA(bytes) ASTITCH_SHARED_ARENA(bytes)
+
 #define ASTITCH_SHARED(T, name, offset_bytes, elements) \
     static constexpr astitch_slot astitch_slot_of_##name = { \
         #name, unsigned(offset_bytes), unsigned(elements), unsigned(sizeof(T))}; \

@@ -36,6 +36,16 @@ class Slice:
     starts: tuple[SliceStart, ...]
 
 
+STATIC_BYTES = 48 << 10
+"""Of shared memory that a kernel has without its launch's doing, on every GPU."""
+
+RESERVED_BYTES = 1 << 10
+"""Of shared memory that the system takes for each block (compute capability 8.0 on)."""
+
+LEAST_DIVIDED_BYTES = 8 << 10
+"""The least shared memory of an SM that has any: the rest of it is L1 cache (CUDA's guide, compute capabilities)."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchAbi:
     """How a launcher passes a kernel its pointers.
@@ -46,6 +56,8 @@ class LaunchAbi:
     tokens: a kernel whose blocks wait for each other takes two more parameters, which it does not touch.
     aliased: numbers of parameters that may share memory with another one, so that they are not `__restrict__`.
     slices: of the parameters that are pieces of arrays.
+    static_shared: the launcher takes L1 cache from a kernel that it gives shared memory, so that less is under way from
+    memory.  Then shared memory is the kernel's own where it may be, see is_static.
     """
 
     pointer_table: bool = True
@@ -53,6 +65,22 @@ class LaunchAbi:
     tokens: bool = False
     aliased: frozenset[int] = frozenset()
     slices: tuple[Slice, ...] = ()
+    static_shared: bool = False
+
+    def is_static(self, shared_bytes: int, waiting: int) -> bool:
+        """Is a kernel's shared memory its own, so that its launch gives it none?
+
+        waiting: its blocks that must be resident on an SM together, since they wait for each other; 0: none wait.  They
+        fit however the driver divides the SM's memory, as long as one of them does.
+        """
+        if not self.static_shared or not 0 < shared_bytes <= STATIC_BYTES:
+            return False
+        return waiting * (shared_bytes + RESERVED_BYTES) <= LEAST_DIVIDED_BYTES
+
+    def declare_arena(self, shared_bytes: int, waiting: int) -> str:
+        """The statement by which a kernel has shared memory."""
+        kind = "STATIC" if self.is_static(shared_bytes, waiting) else "SHARED"
+        return f"ASTITCH_{kind}_ARENA({shared_bytes});"
 
 
 CUPY = LaunchAbi()

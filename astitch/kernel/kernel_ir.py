@@ -366,6 +366,13 @@ class Kernel:
         return self.global_barriers > 0 or self.block_groups > 0
 
     @property
+    def waiting_blocks(self) -> int:
+        """Blocks that wait for each other and may be on one SM; 0: none waits."""
+        if not self.cooperative:
+            return 0
+        return min(self.blocks_per_sm or self.grid, self.grid)
+
+    @property
     def barrier_words(self) -> int:
         """32-bit words that start at zero: the grid's, those that number the launches, and the areas of block
         groups."""

@@ -73,7 +73,9 @@ def emit_loop(plan: LoopPlan | TurnsPlan, name: str, abi: LaunchAbi = CUPY) -> L
         lines.append("  }")
     shared = max(emitter.shared_bytes for emitter in emitters)
     if shared:
-        lines.insert(0, f"  ASTITCH_SHARED_ARENA({shared});")
+        lines.insert(
+            0, f"  {abi.declare_arena(shared, max(plan.blocks_per_sm, 1) if words else 0)}"
+        )
     if words:
         lines.append("  astitch_end_launch(barrier);")
     operands = sorted({state for emitter in emitters for state in emitter.text.operands})

@@ -87,6 +87,8 @@ WORDS = re.compile(r"^__device__ __align__\(256\) unsigned int (\w+)_words\[", r
 KERNEL = re.compile(
     r"__global__\s+void\s+(?:__cluster_dims__\s*\([^)]*\)\s*)?(?:__launch_bounds__\s*\(\s*(\d*)[^)]*\)\s*)?([A-Za-z_]\w*)\s*\("
 )
+STATIC = re.compile(r"^\s*ASTITCH_STATIC_ARENA\((\d+)\)", re.MULTILINE)
+"""Shared memory that a kernel has without its launch's doing."""
 
 
 class Order(enum.Enum):
@@ -102,6 +104,7 @@ class HostKernel:
     """One entry of a module: the runtime's description of it, and its bound on the block size.
 
     words: the address and bytes of the array of the module at which its blocks meet, if it has one.
+    static_bytes: shared memory that the launch does not give.
     """
 
     name: str
@@ -109,6 +112,7 @@ class HostKernel:
     const_parameters: tuple[bool, ...]
     max_threads: int
     words: tuple[int, int] | None = None
+    static_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ class HostModule:
             )
         if names is None:
             names = tuple(f"arg{i}" for i in range(len(arguments)))
+        shared_bytes = max(shared_bytes, kernel.static_bytes)
         check_limits(kernel, grid, block, shared_bytes)
         constness = check_arguments(kernel, arguments, names, pointer_table)
         with PlacedArguments(arguments, constness, guarded=self.check) as placed:
@@ -523,6 +528,7 @@ def load_module(source: str, check: bool) -> HostModule:
         cache, file, lambda: build_module(source, compiler, flags), longest_s=LONGEST_WAIT_S
     )
     kernels, waiting = {}, {*WORDS.findall(source)}
+    static = max(map(int, STATIC.findall(source)), default=0)
     for bound, name in KERNEL.findall(source):
         description = KernelDescription.in_dll(library, f"astitch_kernel_{name}")
         words = Words.in_dll(library, f"astitch_words_{name}") if name in waiting else None
@@ -532,6 +538,7 @@ def load_module(source: str, check: bool) -> HostModule:
             tuple(description.parameter_is_const[i] for i in range(description.parameters)),
             int(bound) if bound else MAX_THREADS,
             (words.address, words.bytes) if words else None,
+            static,
         )
     return HostModule(source, cache.path / file, kernels, check)
 

@@ -49,8 +49,11 @@ log = logging.getLogger("astitch")
 MAX_POINTERS = 1000
 """Parameters of a kernel that XLA packs; CUDA itself allows 4,095 pointers from 12.1 on."""
 
-XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
-"""XLA passes operands and results, each as a parameter, and nothing else."""
+XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True, static_shared=True)
+"""XLA passes operands and results, each as a parameter, and nothing else.
+
+To a kernel that it gives shared memory it leaves little L1 cache (CudaKernel::UpdateMaxDynamicSharedMemoryBytes).
+"""
 
 
 class Code(enum.Enum):
@@ -268,7 +271,8 @@ def _admit(
     """
     kernel = wanted.kernel
     used = compiled.kernels[kernel.name]
-    shared = used.static_shared_bytes + kernel.shared_bytes
+    given = 0 if used.static_shared_bytes else kernel.shared_bytes  # LaunchAbi.is_static
+    shared = used.static_shared_bytes + given
     resident = gpu.blocks_per_sm(kernel.block, used.registers, shared)
     if not resident:
         return KernelRefusal(
@@ -289,7 +293,7 @@ def _admit(
         data,
         kernel.grid,
         kernel.block,
-        kernel.shared_bytes,
+        given,
         kernel.cooperative,
         wanted.in_place,
         wanted.slices,

@@ -16,6 +16,7 @@ from astitch.kernel.entry import (
 )
 
 XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
+XLA_STATIC = LaunchAbi(static_shared=True)
 POINTERS = Pointer("const float", "x", restrict=True), Pointer("float", "y", restrict=True)
 HEAD = 'extern "C" __global__ void __launch_bounds__(32) k('
 WORDS = "__device__ __align__(256) unsigned int k_words[64];"
@@ -109,3 +110,26 @@ def test_slices_of_parameters_that_are_not_there_are_refused() -> None:
     ):
         with pytest.raises(IllegalProduct, match=said):
             list(render_entry(entry, LaunchAbi(slices=(Slice(number, ()),))))
+
+
+@pytest.mark.parametrize(
+    ("abi", "shared_bytes", "waiting", "static"),
+    [
+        (CUPY, 64, 0, False),
+        (XLA_STATIC, 0, 0, False),
+        (XLA_STATIC, 64, 0, True),
+        (XLA_STATIC, 48 << 10, 0, True),
+        (XLA_STATIC, (48 << 10) + 16, 0, False),
+        (XLA_STATIC, 64, 2, True),
+        (XLA_STATIC, 64, 7, True),
+        (XLA_STATIC, 64, 8, False),  # 8 * 1,088 B are more than 8 KB
+        (XLA_STATIC, 16 << 10, 1, False),
+    ],
+)
+def test_shared_memory_is_static_where_all_blocks_fit_all_the_same(
+    abi: LaunchAbi, shared_bytes: int, waiting: int, static: bool
+) -> None:
+    assert abi.is_static(shared_bytes, waiting) is static
+    kind = "STATIC" if static else "SHARED"
+    text = abi.declare_arena(shared_bytes, waiting)
+    assert text == f"ASTITCH_{kind}_ARENA({shared_bytes});"

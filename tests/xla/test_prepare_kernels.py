@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from astitch.compile import compile_graph
@@ -88,6 +89,26 @@ def test_ptx_has_the_parameters_and_the_launch_bounds(meeting: Compilation) -> N
     assert f".maxntid {kernel.block}" in head
     assert f".minnctapersm {step.kernel.blocks_per_sm}" in head
     assert re.search(rf"\.global .*{kernel.name}_words\[", ptx)
+
+
+def test_xla_gives_no_shared_memory_that_a_kernel_may_have_itself() -> None:
+    """To a kernel that it gives some XLA leaves little L1 cache."""
+    rows = np.ones((4096, 8192), np.float32)
+    compilation = compile_graph(import_hlo(lower(jax.nn.softmax, rows)), H100)
+    (kernel,) = prepare_kernels(compilation, H100).values()
+    (planned,) = planned_kernels(compilation)
+    assert isinstance(kernel, XlaKernel) and planned.shared_bytes > 0
+    assert not kernel.ordered and kernel.shared_bytes == 0
+    assert re.search(rf"\.shared .*\[{planned.shared_bytes}\]", kernel.code.decode())
+
+
+def test_what_blocks_that_meet_share_is_given_where_it_is_much(meeting: Compilation) -> None:
+    (kernel,) = prepare_kernels(meeting, H100).values()
+    (planned,) = planned_kernels(meeting)
+    waiting = planned.waiting_blocks
+    assert isinstance(kernel, XlaKernel) and kernel.ordered and waiting > 0
+    assert waiting * (planned.shared_bytes + 1024) > 8192
+    assert kernel.shared_bytes == planned.shared_bytes
 
 
 def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None:
