@@ -255,9 +255,10 @@ def _find_layered_rank(instruction: Any) -> int:
 
 
 def _name_of_tiles(instruction: Any) -> str:
-    """The name of a kernel of tiles; empty for other instructions."""
+    """The name of a kernel that takes a product in; empty for other instructions."""
     if instruction.custom_call_target != TRITON.encode():
-        return ""
+        ours = _name_of_ours(instruction) or ""
+        return ours if ours.startswith(NARROW_PRODUCT) else ""
     found = re.search(rb'name = "([^"]+)"', instruction.backend_config)
     return found[1].decode() if found else ""
 

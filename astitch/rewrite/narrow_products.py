@@ -160,7 +160,8 @@ def _is_faster(found: _Found) -> bool:
         is_transposed = shape.shared and shape.rows > 1
         is_computed = shape.scale and shape.rows > 1 and (shape.is_packed or len(shape.columns) > 1)
         return is_copied or is_transposed or is_computed or beats_products(shape)
-    return shape.rows > 1 or shape.is_packed  # one row of bytes our other kernels read faster
+    # One row of bytes that Triton would compute our other kernels read faster.
+    return shape.rows > 1 or shape.is_packed or beats_products(shape)
 
 
 def _describe(weights: Weights, sides: Sides, factor: DType, result: DType) -> NarrowShape | None:

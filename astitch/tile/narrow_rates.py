@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from astitch.graph.ir import DType
+from astitch.tile.narrow_fragments import FragmentTiling, count_columns, count_step, fits
 from astitch.tile.narrow_product import NarrowShape, NarrowTiling
 
 HOPPER = 90
@@ -26,6 +27,28 @@ MOST_PARTS = 16
 
 BLOCKS_PER_SM = 2
 """So many blocks keep the memory busy."""
+
+FRAGMENT_ROWS = {
+    # bits, transposed, in groups: rows
+    (8, False, False): 8,
+    (8, False, True): 8,
+    (8, True, False): 32,
+    (8, True, True): 16,
+    (4, False, False): 8,
+    (4, False, True): 8,
+    (4, True, False): 32,
+    (4, True, True): 32,
+}
+"""Of integers: with more, a kernel that is fed from registers reads x too often, and Triton's is faster."""
+
+MANY_FRAGMENT_ROWS = 9
+"""Of transposed bytes without groups: for fewer rows in memory XLA's kernel is as fast."""
+
+FRAGMENT_BLOCKS_PER_SM = 4
+"""Of weights along the columns, of which a thread has few loads under way."""
+
+FRAGMENT_STEPS = 4
+"""Of a warp, at least: with fewer, adding up the sums of warps and parts takes longer."""
 
 TURNED_ROWS = 32
 """With more, transposed weights are the right factor of a tile's product: as the left one 15.6 us in place of 13.5."""
@@ -81,13 +104,37 @@ def choose_tiling(shape: NarrowShape) -> NarrowTiling | None:
     return NarrowTiling(columns, depth, 4, stages, turned and shape.rows <= TURNED_ROWS)
 
 
+def choose_fragments(shape: NarrowShape) -> FragmentTiling | None:
+    """The tiling of a kernel that feeds the tensor cores from registers; None where Triton's is taken.
+
+    The best of eight for each kind, and for which rows, on an H200, 2026-11-30.
+    """
+    if shape.weights.is_float:
+        return None
+    kind = 4 if shape.is_packed else 8, shape.transposed, shape.groups > 1
+    if shape.rows > FRAGMENT_ROWS[kind]:
+        return None
+    if not shape.transposed:
+        tiling = FragmentTiling(warps=8, vector=8, ahead=1)
+    elif shape.is_packed:
+        tiling = FragmentTiling(8, 16, 1) if shape.rows <= 16 else FragmentTiling(4, 16, 2)
+    else:
+        tiling = FragmentTiling(8, 16, 2 if shape.rows <= 16 else 1)
+    return tiling if fits(shape, tiling) else None
+
+
 def beats_products(shape: NarrowShape) -> bool:
-    """Is the kernel faster than XLA where that has the weights in memory, as floats of 16 bits?
+    """Is the kernel faster than XLA where that has the weights in memory, as floats of 16 bits or as integers?
 
     One row XLA multiplies and sums without tensor cores.  A stitch op of such sums has barriers, or computes the row
     once for each block.
     """
     numbers = shape.depth * sum(shape.columns)
+    if not shape.weights.is_float:
+        as_xla_likes = shape.transposed and not shape.is_packed and shape.groups == 1
+        if as_xla_likes and shape.rows < MANY_FRAGMENT_ROWS:
+            return False
+        return choose_fragments(shape) is not None
     if shape.weights is not shape.factor or shape.factor is DType.F32 or shape.rows > FEW_ROWS:
         return False
     if numbers * shape.batch > MANY_NUMBERS or (shape.batch > 1 and numbers < LEAST_MATRIX):
@@ -104,17 +151,26 @@ def _count_most_rows(shape: NarrowShape) -> int:
 
 
 def choose_share(shape: NarrowShape, tiling: NarrowTiling, sms: int) -> int:
-    """Elements of the depth that a block adds up, in whole tiles; few enough that there are blocks for all SMs."""
+    """Elements of the depth that a block adds up, in whole tiles; few enough that there are blocks for all SMs.
+
+    Whole tiles of Triton's kernel are whole steps of one that is fed from registers.
+    """
     half = 2 if shape.is_packed else 1
-    along_columns, step = tiling.columns, tiling.depth
+    along_columns, step, per_sm = tiling.columns, tiling.depth, BLOCKS_PER_SM
     if shape.transposed:
         step *= half
     else:
         along_columns *= half
     row_tiles = -(-shape.rows // tiling.rows)
+    turns, most = -(-shape.depth // step), MOST_PARTS
+    if fragments := choose_fragments(shape):
+        along_columns, row_tiles = count_columns(shape, fragments), 1
+        if not shape.transposed:
+            per_sm = FRAGMENT_BLOCKS_PER_SM
+            steps = shape.depth // count_step(shape, fragments)
+            most = min(most, steps // (FRAGMENT_STEPS * fragments.warps))
     blocks = row_tiles * shape.batch * sum(-(-n // along_columns) for n in shape.columns)
-    turns = -(-shape.depth // step)
     parts = 1
-    while parts < MOST_PARTS and blocks * parts * 1.5 < BLOCKS_PER_SM * sms and turns >= 4 * parts:
+    while 2 * parts <= most and blocks * parts * 1.5 < per_sm * sms and turns >= 4 * parts:
         parts *= 2
     return -(-turns // parts) * step

@@ -57,6 +57,7 @@ from astitch.xla.prepare_kernels import (
     prepare_loops,
     start_loops,
 )
+from astitch.xla.prepare_products import prepare_products
 from astitch.xla.rivals import TimePairs, find_outrun
 from astitch.xla.slices import SliceWrite, find_slices
 from astitch.xla.stitch_loops import find_loops, read_fallback
@@ -148,12 +149,13 @@ def compile_for_xla(
             found=job.found.in_regions,
         )
     compilation, regions = export_bodies(
-        compilation, partial(_prepare_body, job), partial(_take_loops, job)
+        compilation, partial(_prepare_body, job), partial(_take_loops, job), job.prepare_products
     )
     compilation, loops = _take_loops(job, compilation)
+    products = job.prepare_products(compilation)
     compilation = replace(compilation, faults=faults.found, directives=told.list_outcomes())
     warn_of_unfollowed(graph.name, compilation.directives)
-    return compilation, export_program(compilation, kernels, regions, loops)
+    return compilation, export_program(compilation, kernels, regions, loops, products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,18 @@ class _Job:
             and self.directives.names("keep", plan.scope.members, plan.scope.name)
         }
         return {name: reason for name, reason in left.items() if name not in kept}
+
+    def prepare_products(self, compilation: Compilation) -> dict[str, XlaKernel]:
+        """The kernels of its products of few rows."""
+        products: dict[str, XlaKernel] = self.faults.attempt(
+            lambda: prepare_products(compilation.scopes.graph, self.gpu, self.code, self.faults),
+            dict,
+            stage="prepare_products",
+            subject=compilation.program.name,
+            cost="Triton's kernels compute products of few rows",
+        )
+        self.hand_out_prepared(products.values())
+        return products
 
     def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
         if self.code is Code.PTX:
@@ -343,6 +357,11 @@ TakeLoops = Callable[[Compilation, str], tuple[Compilation, dict[LoopKey, LoopCa
 """The compilation with notes on its loops, and those that are kernels, given what begins their names."""
 
 
+def leave_products(_: Compilation) -> dict[str, XlaKernel]:
+    """All are tile programs."""
+    return {}
+
+
 def leave_loops(compilation: Compilation, _: str) -> tuple[Compilation, dict[LoopKey, LoopCall]]:
     """No loop is a kernel."""
     return compilation, {}
@@ -352,12 +371,13 @@ def export_bodies(
     compilation: Compilation,
     prepare: Callable[[Compilation, bool], Kernels],
     take: TakeLoops = leave_loops,
+    products: Callable[[Compilation], Mapping[str, XlaKernel]] = leave_products,
     path: str = "",
 ) -> tuple[Compilation, dict[Graph, Graph]]:
     """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
 
-    prepare: the kernels of a body, given whether it is a loop's.  take: its loops.  path: begins the names of these.  A
-    region without kernels is no part of what is returned.
+    prepare: the kernels of a body, given whether it is a loop's.  take: its loops.  products: its narrow products.
+    path: begins the names of loops.  A region without kernels is no part of what is returned.
 
     Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
     conditional as one step of its main stream, and by default takes neither into a CUDA graph.  So nothing outside runs
@@ -368,7 +388,7 @@ def export_bodies(
         kernels = prepare(body.compilation, OPS[body.op].is_loop)
         noted = note_slices(note_refusals(body.compilation, kernels), kernels)
         own = f"{path}body_{number}_"
-        inner, inside = export_bodies(noted, prepare, take, own)
+        inner, inside = export_bodies(noted, prepare, take, products, own)
         inner, loops = take(inner, own)
         bodies.append(replace(body, compilation=inner))
         attends = any(
@@ -377,7 +397,8 @@ def export_bodies(
         )
         launched = any(isinstance(k, XlaKernel) for k in kernels.values())
         if inside or attends or loops or launched:
-            regions[body.region] = read_part(export_program(inner, kernels, inside, loops))
+            module = export_program(inner, kernels, inside, loops, products(inner))
+            regions[body.region] = read_part(module)
     return replace(compilation, bodies=tuple(bodies)), regions
 
 

@@ -54,12 +54,14 @@ def export_program(
     kernels: Kernels,
     regions: Mapping[Graph, Graph] = MappingProxyType({}),
     loops: Mapping[LoopKey, LoopCall] = MappingProxyType({}),
+    products: Mapping[str, XlaKernel] = MappingProxyType({}),
 ) -> bytes:
     """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
 
-    regions: what to write for regions of loops and conditionals.  loops: those that are one kernel.
+    regions: what to write for regions of loops and conditionals.  loops: those that are one kernel.  products: the
+    kernels of narrow products by their names, in place of tile programs.
     """
-    writer = _ModuleWriter(compilation, kernels, regions, loops)
+    writer = _ModuleWriter(compilation, kernels, regions, loops, products)
     for step in writer.list_steps():
         writer.add_step(step)
     return writer.finish()
@@ -74,8 +76,9 @@ class _ModuleWriter:
         kernels: Kernels,
         regions: Mapping[Graph, Graph],
         loops: Mapping[LoopKey, LoopCall],
+        products: Mapping[str, XlaKernel],
     ) -> None:
-        self.regions, self.loops = regions, loops
+        self.regions, self.loops, self.products = regions, loops, products
         self.program = compilation.program
         self.graph = compilation.scopes.graph
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
@@ -286,6 +289,17 @@ class _ModuleWriter:
                 self.builder.add_node(Node(results[state], "constant", types[state], attrs=attrs))
         return results
 
+    def add_product(self, name: str, call: Node, operands: Sequence[str]) -> None:
+        """A kernel in place of a call that computes a narrow product by a tile program."""
+        kernel, product = self.products[call.name], self.graph[call.name]
+        if isinstance(call.attrs, CustomCallAttrs):
+            self.latencies_ns.setdefault(kernel.name, call.attrs.latency_ns)
+        read = [
+            (operand, self.graph[given].array)
+            for operand, given in zip(operands, product.operands, strict=True)
+        ]
+        self.add_call(name, kernel, read, [(len(read), product.array)], origin=product)
+
     def first_token(self) -> str:
         """What the first ordered kernel takes: a constant that it does not touch."""
         literal = Literal(_TOKEN.dtype, _TOKEN.shape, bytes(_TOKEN.bytes))
@@ -325,6 +339,9 @@ class _ModuleWriter:
             operands = tuple(names[o] for o in node.operands)
             if OPS[node.op].is_loop and (call := self.loops.get(loop_key(graph, node))):
                 results[node.name] = self.add_loop(names[node.name], node, operands, call)
+                continue
+            if node.name in self.products:
+                self.add_product(names[node.name], node, operands)
                 continue
             called = node.regions
             if stitched_regions(node):
