@@ -253,7 +253,7 @@ template <class S, class T> struct NarrowBeside {
     using Step = NarrowStep<S>;
     static constexpr bool whole = !S::transposed && !S::scales_transposed;  // neighbours in memory
     static constexpr int lanes = whole ? 16 / int(sizeof(T)) : 1;
-    decltype(to_words(Vec<T, lanes>())) held[Step::columns / lanes];
+    choose<whole, Words<16>, T> held[Step::columns / lanes];
 
     __device__ __forceinline__ void read(const T* all, int group, int column, int width, int g)
     {
@@ -261,12 +261,14 @@ template <class S, class T> struct NarrowBeside {
         for (int i = 0; i < Step::columns; i += lanes) {
             const int mine = clamped(column + lane_column<S>(g, i), width - lanes);
             const long long place = S::scales_transposed ? (long long)mine * S::groups + group : (long long)group * width + mine;
-            held[i / lanes] = to_words(*reinterpret_cast<const Vec<T, lanes>*>(all + place));
+            held[i / lanes] = *reinterpret_cast<const choose<whole, Words<16>, T>*>(all + place);
         }
     }
     __device__ __forceinline__ float operator[](int i) const
     {
-        return to_float(from_words<Vec<T, lanes>>(held[i / lanes]).v[i % lanes]);
+        if constexpr (!whole) return to_float(held[i]);
+        else if constexpr (sizeof(T) == 4) return same_bits<float>(held[i / lanes].v[i % lanes]);
+        else return half_of_pair<T>(held[i / lanes].v[i % lanes / 2], i % 2);
     }
 };
 

@@ -48,7 +48,10 @@ FRAGMENT_BLOCKS_PER_SM = 4
 """Of weights along the columns, of which a thread has few loads under way."""
 
 FRAGMENT_STEPS = 4
-"""Of a warp, at least: with fewer, adding up the sums of warps and parts takes longer."""
+"""Of a warp, where all SMs have a block: with fewer, adding up the sums of warps and parts takes longer."""
+
+LEAST_FRAGMENT_NUMBERS = 1 << 22
+"""Of weights along the columns, and of transposed bytes without groups: fewer Triton's kernels read as fast."""
 
 TURNED_ROWS = 32
 """With more, transposed weights are the right factor of a tile's product: as the left one 15.6 us in place of 13.5."""
@@ -114,6 +117,9 @@ def choose_fragments(shape: NarrowShape) -> FragmentTiling | None:
     kind = 4 if shape.is_packed else 8, shape.transposed, shape.groups > 1
     if shape.rows > FRAGMENT_ROWS[kind]:
         return None
+    numbers = shape.batch * shape.depth * sum(shape.columns)
+    if (not shape.transposed or kind == (8, True, False)) and numbers < LEAST_FRAGMENT_NUMBERS:
+        return None
     if not shape.transposed:
         tiling = FragmentTiling(warps=8, vector=8, ahead=1)
     elif shape.is_packed:
@@ -162,15 +168,16 @@ def choose_share(shape: NarrowShape, tiling: NarrowTiling, sms: int) -> int:
     else:
         along_columns *= half
     row_tiles = -(-shape.rows // tiling.rows)
-    turns, most = -(-shape.depth // step), MOST_PARTS
+    turns, least = -(-shape.depth // step), 1
     if fragments := choose_fragments(shape):
         along_columns, row_tiles = count_columns(shape, fragments), 1
         if not shape.transposed:
             per_sm = FRAGMENT_BLOCKS_PER_SM
-            steps = shape.depth // count_step(shape, fragments)
-            most = min(most, steps // (FRAGMENT_STEPS * fragments.warps))
+            least = FRAGMENT_STEPS * fragments.warps * count_step(shape, fragments)
     blocks = row_tiles * shape.batch * sum(-(-n // along_columns) for n in shape.columns)
     parts = 1
-    while 2 * parts <= most and blocks * parts * 1.5 < per_sm * sms and turns >= 4 * parts:
+    while parts < MOST_PARTS and blocks * parts * 1.5 < per_sm * sms and turns >= 4 * parts:
+        if blocks * parts >= sms and shape.depth < 2 * parts * least:
+            break
         parts *= 2
     return -(-turns // parts) * step

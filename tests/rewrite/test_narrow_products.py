@@ -421,8 +421,9 @@ def test_bytes_scaled_by_columns(rows: int, transposed: bool, taken: bool) -> No
         wide = q.astype(x.dtype)
         return (x @ (wide.T if transposed else wide)) * s
 
-    shape = (COLUMNS, DEPTH) if transposed else (DEPTH, COLUMNS)
-    arguments = (normal(rows, DEPTH), integers(np.int8, *shape), normal(COLUMNS))
+    columns = 2 * COLUMNS
+    shape = (columns, DEPTH) if transposed else (DEPTH, columns)
+    arguments = (normal(rows, DEPTH), integers(np.int8, *shape), normal(columns))
     graph, changed = rewrite(fn, *arguments)
     assert len(narrow(changed)) == taken
     compare(graph, changed, arguments)
@@ -449,7 +450,7 @@ def scale_two(x: Any, q: Any, s: Any) -> Any:
 @pytest.mark.parametrize("fn", [scale_columns, scale_columns_first, scale_heads, scale_two])
 def test_four_bits_scaled_by_columns(fn: Callable[..., Any]) -> None:
     """XLA would write all of them to memory."""
-    q, s = integers(ml_dtypes.int4, DEPTH, COLUMNS), normal(COLUMNS)
+    q, s = integers(ml_dtypes.int4, DEPTH, 2 * COLUMNS), normal(2 * COLUMNS)
     _, changed = rewrite(fn, normal(4, DEPTH), q, s)
     assert len(narrow(changed)) == 1
     _, alone = rewrite(fn, normal(1, DEPTH), q, s)
