@@ -45,7 +45,8 @@ MANY_FRAGMENT_ROWS = 9
 """Of transposed bytes without groups: for fewer rows in memory XLA's kernel is as fast."""
 
 FRAGMENT_BLOCKS_PER_SM = 4
-"""Of weights along the columns, of which a thread has few loads under way."""
+"""Of weights along the columns, of which a thread has few loads under way.  Bytes in groups take more registers: of
+their blocks fewer are resident, and those that are left over would run alone."""
 
 FRAGMENT_STEPS = 4
 """Of a warp, where all SMs have a block: with fewer, adding up the sums of warps and parts takes longer."""
@@ -172,7 +173,8 @@ def choose_share(shape: NarrowShape, tiling: NarrowTiling, sms: int) -> int:
     if fragments := choose_fragments(shape):
         along_columns, row_tiles = count_columns(shape, fragments), 1
         if not shape.transposed:
-            per_sm = FRAGMENT_BLOCKS_PER_SM
+            if shape.is_packed or shape.groups == 1:
+                per_sm = FRAGMENT_BLOCKS_PER_SM
             least = FRAGMENT_STEPS * fragments.warps * count_step(shape, fragments)
     blocks = row_tiles * shape.batch * sum(-(-n // along_columns) for n in shape.columns)
     parts = 1

@@ -150,6 +150,8 @@ LLAMA = NarrowShape(
     [
         ({}, FragmentTiling(8, 8, 1), 2),
         ({"depth": 14336, "columns": (4096,)}, FragmentTiling(8, 8, 1), 8),
+        ({"groups": 32}, FragmentTiling(8, 8, 1), 1),
+        ({"groups": 112, "depth": 14336, "columns": (4096,)}, FragmentTiling(8, 8, 1), 4),
         ({"weights": DType.S4}, FragmentTiling(8, 8, 1), 4),
         ({"weights": DType.S4, "depth": 4096, "columns": (4096,)}, FragmentTiling(8, 8, 1), 8),
         ({"transposed": True}, FragmentTiling(8, 16, 2), 1),
