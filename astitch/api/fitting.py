@@ -159,10 +159,14 @@ def _fit_xla(
     for closer in CLOSER_TO_XLA:
         estimated = _estimate(compiling)
         without = WITHOUT_LOOPS if closer and _has_loops(compiling) else ""
-        if planned <= limit or (estimated > asked and not without):  # there is no smaller plan
+        fits_slowly = planned <= limit < min(best[2], bearable[2])
+        if fits_slowly and asked < first.estimated:  # it computes too much again
+            asked, without = (asked + first.estimated) / 2, ""
+        elif planned <= limit or (estimated > asked and not without):  # there is no smaller plan
             break
-        beside = planned - estimated if estimated and not without else 0
-        asked = max((1 - closer) * limit - beside, 1)
+        else:
+            beside = planned - estimated if estimated and not without else 0
+            asked = max((1 - closer) * limit - beside, 1)
         told = f"memory-limit {asked:.0f}\n{without}"
 
         def is_vain(closer: float = closer, asked: float = asked) -> bool:

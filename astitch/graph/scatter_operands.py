@@ -17,7 +17,7 @@ import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from astitch.graph.edit import find_later
-from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs
+from astitch.graph.ir import DimensionAttrs, Graph, Node, ScatterAttrs, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
@@ -44,6 +44,9 @@ graph's edges in a basis.  A kernel would store what the sum gives."""
 
 MOST_REPEATED = 64
 """Ops that are computed again for one scatter."""
+
+WRITTEN = 2
+"""Loads that an array costs that goes through memory: it is stored and loaded."""
 
 MEMORY, SCATTER, ARRAY = "memory", "scatter", "array"
 
@@ -287,13 +290,24 @@ class _Cone:
         return members
 
     def effort(self, node: Node) -> int:
-        """What it costs to compute an op for all updates: nothing where no kernel does."""
+        """What it costs to compute an op for all updates: nothing where no kernel does.
+
+        XLA writes a transpose in a kernel of its own, and scatters from there.
+        """
         row = OPS[node.op]
         if node.name in self.alone:
-            return 0
+            return WRITTEN * node.array.bytes if _turns_rows(node) else 0
         flops = row.flops * (row.kind is Kind.ELEMENTWISE) + (row.kind is Kind.REDUCE)
         times = self.times[node.name] * _row_length(self.graph, node)
         return flops * times * self.updates // FLOPS_PER_BYTE
+
+
+def _turns_rows(node: Node) -> bool:
+    """Do elements that lie side by side lie apart in the operand?"""
+    if not isinstance(node.attrs, TransposeAttrs) or OPS[node.op].is_view:
+        return False
+    order = [d for d, n in zip(node.attrs.permutation, node.shape, strict=True) if n > 1]
+    return bool(order) and order[-1] != max(order)
 
 
 def _row_length(graph: Graph, node: Node) -> int:

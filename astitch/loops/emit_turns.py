@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.device.gpu import ACCESS_BYTES
+from astitch.device.gpu import ACCESS_BYTES, Gpu
 from astitch.emit_cuda import emit_parts, list_headers
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Literal
 from astitch.graph.ops import OPS
@@ -18,11 +18,13 @@ from astitch.graph.storage import storage_name, stored_value
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment, compute_type, render_number, render_value
 from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
+from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import Affine, Invariant, Loop, Place, Stack
 from astitch.loops.row_dimensions import is_varied
 from astitch.loops.turns import Level, Turns
 from astitch.program.steps import ALIGNMENT_BYTES, CudaKernel
 
+ARENA = "ASTITCH_SHARED_ARENA"
 TOGETHER = "the next turn reads what this one has written"
 
 
@@ -33,6 +35,7 @@ class TurnsPlan:
     kernel: of a turn.  graph: what it computes: that of the turns, as it was when it was planned.
     used: the parts of the final state that are its results.  turn_us: microseconds projected for a turn; now_us: for
     one as the loop would be else.  cluster: are the blocks one cluster of the hardware, where XLA launches them?
+    on_chip: does what a block keeps for itself lie in its shared memory?
     """
 
     turns: Turns
@@ -42,6 +45,7 @@ class TurnsPlan:
     turn_us: float
     now_us: float
     cluster: bool = False
+    on_chip: bool = False
 
     @property
     def loop(self) -> Loop:
@@ -90,9 +94,40 @@ def in_one_block(kernel: k.Kernel) -> k.Kernel:
     return replace(kernel, body=body, global_barriers=0)
 
 
+def keep_on_chip(plan: TurnsPlan, gpu: Gpu) -> TurnsPlan:
+    """The plan with each block's scratch in its shared memory, if no fewer blocks fit an SM so.
+
+    Asynchronous copies read memory alone.  What a turn hands on to the next is in reach sooner there, and takes none.
+    """
+    kernel = plan.kernel
+    if kernel.grid > 1 or _copies_scratch(plan):
+        return plan
+    kept = replace(plan, on_chip=True)
+    shared_bytes = emit_turns(kept, "kept").kernel.shared_bytes
+    registers = gpu.max_registers(kernel.block, max(plan.blocks_per_sm, 1))
+    fits = gpu.blocks_per_sm(kernel.block, registers, shared_bytes) >= max(plan.blocks_per_sm, 1)
+    return kept if fits else plan
+
+
+def _copies_scratch(plan: TurnsPlan) -> bool:
+    """Does a turn copy what it or the turn before has written into shared memory asynchronously?"""
+    kernel, slots = plan.kernel, {slot.name for slot in plan.kernel.slots}
+    roles = dict(zip(plan.graph.parameters, plan.loop.roles, strict=False))
+    fixed = {
+        parameter.name
+        for parameter in kernel.arguments
+        if not parameter.written and isinstance(roles.get(parameter.source, Invariant()), Invariant)
+    }
+    return any(
+        isinstance(s, k.Fetch) and s.target in slots and s.array not in fixed
+        for s in list_statements(kernel.body)
+    )
+
+
 @dataclass(frozen=True)
 class TurnsText:
-    """The kernel of a loop that turns by itself.  operands: states.  constants: arrays of the turn's."""
+    """The kernel of a loop that turns by itself.  operands: states.  constants: arrays of the turn's.  scratch_bytes:
+    memory that it writes besides the results."""
 
     kernel: CudaKernel
     operands: tuple[int, ...]
@@ -147,13 +182,15 @@ class _Emitter:
         self.begin()
         self.turn(body)
         self.end()
+        if plan.on_chip:
+            declared = [*self.place_on_chip(), *(n for n in declared if ARENA not in n)]
         before = [*self.place_rows(), *(f"  {line}" for line in declared)]
         constants = self.list_constants()
         states = tuple(sorted(self.operands))
         pointers = [self.point_to_operand(n) for n in states]
         pointers += [Pointer(f"const {STORAGE[p.dtype]}", p.name, True) for p, _ in constants]
         pointers += [Pointer(STORAGE[self.type(n).dtype], f"result_{n}") for n in plan.used]
-        if self.scratch_bytes:
+        if self.memory_bytes:
             pointers.append(Pointer("unsigned char", "scratch"))
         words = k.BARRIER_STRIDE if kernel.grid > 1 else 0
         bounds = f"{kernel.block}, {plan.blocks_per_sm}"
@@ -166,14 +203,13 @@ class _Emitter:
             "\n".join([*head, *lines]) + "\n",
             plan.grid,
             kernel.block,
-            kernel.shared_bytes,
+            self.shared_bytes,
             0,
             plan.blocks_per_sm,
             barrier_words=words,
         )
         literals = tuple(value for _, value in constants)
-        scratch_bytes = self.block_bytes * self.turns.blocks
-        return TurnsText(made, states, literals, scratch_bytes)
+        return TurnsText(made, states, literals, self.memory_bytes)
 
     # ---- where things are --------------------------------------------------------------------------------------------
 
@@ -190,6 +226,18 @@ class _Emitter:
         if self.turns.blocks == 1:
             return self.scratch_bytes
         return -(-self.scratch_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    @property
+    def memory_bytes(self) -> int:
+        """Scratch of all blocks that lies in memory."""
+        return 0 if self.plan.on_chip else self.block_bytes * self.turns.blocks
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: that of the turn's kernel, and the scratch that lies there behind it."""
+        if not self.plan.on_chip:
+            return self.kernel.shared_bytes
+        return _align(self.kernel.shared_bytes) + self.scratch_bytes
 
     def own_size(self, state: int) -> int:
         """Elements of a part of the state that a block has."""
@@ -237,8 +285,17 @@ class _Emitter:
         offset = self.find_offset(self.list_levels(state), self.type(state).size)
         return f"{name} + {offset}" if offset else name
 
+    def place_on_chip(self) -> Iterator[str]:
+        """The shared memory of a block, the scratch behind what the turn's kernel has there."""
+        if self.shared_bytes:
+            yield f"{ARENA}({self.shared_bytes});"
+        if self.scratch_bytes:
+            first = _align(self.kernel.shared_bytes)
+            yield f"ASTITCH_SHARED(unsigned char, own_bytes, {first}, {self.scratch_bytes});"
+            yield "unsigned char* const scratch = own_bytes;"
+
     def place_rows(self) -> Iterator[str]:
-        if self.turns.blocks > 1 and self.scratch_bytes:
+        if self.turns.blocks > 1 and self.memory_bytes:
             yield f"  scratch += blockIdx.x * {self.block_bytes}ll;"
 
     @property
@@ -263,7 +320,7 @@ class _Emitter:
 
     def take_scratch(self, bytes_: int) -> int:
         """Room in the scratch; where it begins."""
-        offset = -(-self.scratch_bytes // ACCESS_BYTES) * ACCESS_BYTES
+        offset = _align(self.scratch_bytes)
         self.scratch_bytes = offset + bytes_
         return offset
 
@@ -542,6 +599,11 @@ class _Emitter:
                 loop = self.loop_over(self.own_size(state))
                 self.out(2, f"{loop} ({self.own_result(state)})[i] = now_{state}[i];")
                 self.out(1, "}")
+
+
+def _align(bytes_: int) -> int:
+    """Where an access of the widest type may begin."""
+    return -(-bytes_ // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def _as_only_block(line: str) -> str:

@@ -24,7 +24,13 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import LoopRefusal
 from astitch.loops.cuts import ASKED_US, PRODUCT_CYCLES, TURN_CYCLES
-from astitch.loops.emit_turns import TurnsPlan, emit_turns, find_repeated, in_one_block
+from astitch.loops.emit_turns import (
+    TurnsPlan,
+    emit_turns,
+    find_repeated,
+    in_one_block,
+    keep_on_chip,
+)
 from astitch.loops.plan import LEAST_TRIPS
 from astitch.loops.turn_rows import find_rows, take_rows
 from astitch.loops.turns import Turns, find_turns
@@ -169,6 +175,7 @@ def _plan_part(
     plan = TurnsPlan(turns, planned, kernel, results, turn_us, now_us, cluster)
     if not _writes_all(plan):
         return LoopRefusal(name, "a turn hands on an array that no kernel computes")
+    plan = keep_on_chip(plan, gpu)
     bytes_ = emit_turns(plan, "loop_0").scratch_bytes
     if bytes_ > _allow_bytes(turns, results) and not kept:
         return LoopRefusal(name, f"its state takes {bytes_} B besides", is_choice=True)

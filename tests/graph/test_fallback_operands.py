@@ -43,6 +43,11 @@ def share(x: Any, ids: Any, most: Any) -> Any:
     return shares / segment_sum(shares, ids)[ids]
 
 
+def turn(x: Any, rows: int) -> Any:
+    """Small matrices, transposed."""
+    return jnp.swapaxes(x.reshape(len(x), rows, -1), 1, 2)
+
+
 ALL = {
     "function": (lambda x, i, t: segment_sum(jnp.tanh(x), i), (X, IDS, TABLE)),
     "half": (lambda x, i, t: segment_sum(x.astype(jnp.bfloat16) * 2, i), (X, IDS, TABLE)),
@@ -80,6 +85,11 @@ ALL = {
         ),
         (X, IDS, TABLE),
     ),
+    "a turned array": (lambda x, i, t: segment_sum(turn(x, 2) * 2, i), (X, IDS, TABLE)),
+    "planes": (
+        lambda x, i, t: segment_sum(turn(x, 1) + turn(x[::-1], 1), i),
+        (X, IDS, TABLE),
+    ),
     "scalars": (lambda x, i, t: segment_sum(x[:, 0] * t[0, 0], i), (X, IDS, TABLE)),
 }
 NONE = {
@@ -89,6 +99,9 @@ NONE = {
     "a softmax": lambda x, i, t: segment_sum(jax.nn.softmax(x), i),
     "sums of many terms": lambda x, i, t: segment_sum((t[i][:, None] * t).sum(1), i),
     "no update": lambda x, i, t: segment_sum(x, i) + jnp.tanh(t),
+    "turned arrays": lambda x, i, t: segment_sum(
+        turn(x, 2) * jnp.tanh(x).reshape(500, 4, 2) + turn(x[::-1], 2), i
+    ),
 }
 
 

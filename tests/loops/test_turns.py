@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,12 @@ from astitch.compile import compile_graph
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu, preset
 from astitch.directives import read_directives
+from astitch.graph.index import Linear
+from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
-from astitch.loops.analysis import loop_key
-from astitch.loops.emit_turns import TurnsPlan
+from astitch.kernel.kernel_ir import Fetch, Slot
+from astitch.loops.analysis import Invariant, loop_key
+from astitch.loops.emit_turns import TurnsPlan, emit_turns, keep_on_chip
 from astitch.loops.plan import LoopPlanner
 from astitch.loops.turn_rows import find_rows, take_rows
 from astitch.loops.turns import Turns, find_turns
@@ -484,6 +488,74 @@ def test_rows_have_blocks_of_their_own(
     for note in compilation.loops:
         assert f"blocks, each with {rows} of the rows," in note
     assert_computes(compilation, fn, arguments)
+
+
+def in_memory(plan: TurnsPlan, _: Gpu) -> TurnsPlan:
+    return plan
+
+
+@pytest.mark.parametrize("name", ["farthest", "descend", "delta", "sort", "normalize"])
+def test_what_blocks_of_rows_keep_may_lie_in_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, arguments = ROWS[name]
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    monkeypatch.setattr(plan_turns, "keep_on_chip", in_memory)
+    monkeypatch.setattr(plan_turns, "_list_parts", lambda turns, gpu: [take_rows(turns, 1)])
+    compilation = compile_loops(fn, arguments)
+    texts = [s.kernel.source for s in compilation.program.steps if isinstance(s, KernelStep)]
+    assert any("scratch += blockIdx.x" in text for text in texts)
+    assert_computes(compilation, fn, arguments)
+
+
+def plan_rows(name: str) -> TurnsPlan:
+    fn, arguments = ROWS[name]
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    planner = LoopPlanner(H100)
+    found, _ = find_loops(compile_graph(graph, H100, Target(loops=planner)), planner)
+    (made,) = found.values()
+    assert isinstance(made.plan, TurnsPlan)
+    return made.plan
+
+
+def test_what_a_block_keeps_lies_on_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no memory then; a loop that would take too much of it is no kernel else."""
+    monkeypatch.setattr(plan_turns, "_list_parts", lambda turns, gpu: [take_rows(turns, 1)])
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    plan = plan_rows("descend")
+    on_chip, beside = emit_turns(plan, "loop"), emit_turns(replace(plan, on_chip=False), "loop")
+    assert plan.on_chip and not on_chip.scratch_bytes and beside.scratch_bytes
+    assert on_chip.kernel.shared_bytes > beside.kernel.shared_bytes
+    assert "scratch += blockIdx.x" in beside.kernel.source
+    assert "scratch += blockIdx.x" not in on_chip.kernel.source
+    monkeypatch.setattr(plan_turns, "_allow_bytes", lambda *_: 0)
+    fn, arguments = ROWS["descend"]
+    assert "in one kernel of" in compile_loops(fn, arguments).loops[0]
+    monkeypatch.setattr(plan_turns, "keep_on_chip", in_memory)
+    assert "B besides" in compile_loops(fn, arguments).loops[0]
+
+
+def test_fewer_blocks_of_an_sm_or_a_copy_of_scratch_keep_it_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_turns, "_list_parts", lambda turns, gpu: [take_rows(turns, 1)])
+    monkeypatch.setattr(plan_turns, "GAIN", 100.0)
+    plan = replace(plan_rows("descend"), on_chip=False)
+    assert keep_on_chip(plan, H100).on_chip
+    assert not keep_on_chip(plan, replace(H100, shared_per_sm_bytes=2048)).on_chip
+    kernel = plan.kernel
+    slot = Slot("copied", DType.F32, None, 4, 16, (0, 0), (0, 0))
+    written = next(p.name for p in kernel.arguments if p.written)
+    fixed = next(
+        p.name
+        for p in kernel.arguments
+        if isinstance(plan.loop.roles[plan.graph.parameters.index(p.source)], Invariant)
+    )
+    for array, stays in ((written, False), (fixed, True)):
+        fetch = Fetch("copied", Linear(), DType.F32, array, Linear(), 4)
+        body, slots = (*kernel.body, fetch), (*kernel.slots, slot)
+        copying = replace(plan, kernel=replace(kernel, body=body, slots=slots))
+        assert keep_on_chip(copying, H100).on_chip is stays
 
 
 @pytest.mark.parametrize("heads", [3, 2])

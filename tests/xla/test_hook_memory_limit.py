@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -344,6 +345,53 @@ def test_the_largest_arrays_are_left_to_xla(second: int, monkeypatch: pytest.Mon
     found = fitting._leave_largest(best, 100, lambda: None, Fake(), lambda: False)  # type: ignore[arg-type]
     assert told == ["in-order\nleave %a\nleave %b", "in-order\nleave %a\nleave %b\nleave %d"]
     assert found == ((told[1], "made", 90, told[1]) if second <= 100 else best)
+
+
+@pytest.mark.parametrize("light_us", [103.0, 108.0])
+def test_what_fits_but_is_too_slow_computes_less_again(
+    light_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next try asks for a limit between that and the first plan's estimate."""
+    plans = {
+        "first": (862, Made(b"first", 1, "", None, None, 782, 700, light_us=100.0)),
+        "small": (687, Made(b"small", 1, "", None, None, 674, 700, light_us=110.0)),
+        "between": (804, Made(b"between", 1, "", None, None, 724, 700, light_us=light_us)),
+    }
+    mb = 1 << 20
+    plans = {
+        name: (planned * mb, replace(made, estimated=made.estimated * mb, plain_bytes=700 * mb))
+        for name, (planned, made) in plans.items()
+    }
+    told: list[float] = []
+    ways = iter(("small", "between"))
+
+    class InDoubt:
+        made = plans["first"][1]
+        stitched = is_alone = True
+        off = is_fitted = False
+        is_strict = True
+        memory_limit = entry = key = None
+        devices = ("gpu",)
+
+        def keep(self) -> Made:
+            return self.made
+
+        def go_back(self, kept: Made) -> None:
+            self.made = kept
+
+    def compile_for(lines: str, _: Any, compiling: InDoubt, *__: Any) -> tuple[str, int]:
+        told.append(float(lines.split()[1]) / mb)
+        way = next(ways)
+        compiling.made = plans[way][1]
+        return way, plans[way][0]
+
+    monkeypatch.setattr(fitting, "_compile_for", compile_for)
+    monkeypatch.setattr(fitting, "_compile_plain", lambda *_: ("plain", 798 * mb))
+    monkeypatch.setattr(fitting, "planned_bytes", lambda made: plans[made][0])
+    found = fitting.fit_memory("first", lambda: None, InDoubt())  # type: ignore[arg-type]
+    first_limit = fitting.SHARE * 798 - (862 - 782)
+    assert told == pytest.approx([first_limit, (first_limit + 782) / 2])
+    assert found == ("between" if light_us <= 100 * fitting.TIME_WORTH else "first")
 
 
 @pytest.mark.parametrize(("untuned", "asked"), [(140, ["untuned"]), (100, ["untuned", "plain"])])
