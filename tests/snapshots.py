@@ -71,10 +71,11 @@ _STAND_IN = nvrtc.Choice(
 
 
 def _accept(request: nvrtc.Request) -> nvrtc.CompiledKernel:
-    """The text itself as PTX, and resources that spill nothing."""
+    """The text itself as PTX, with the word for what a launch gives, and resources that spill nothing."""
     used = nvrtc.Resources(32, 0, 0, 0, 0)
+    given = "// .extern .shared\n" if "ASTITCH_SHARED_ARENA" in request.source else ""
     kernels = MappingProxyType(dict.fromkeys(_ENTRY.findall(request.source), used))
-    return nvrtc.CompiledKernel(b"", request.source.encode(), kernels, "", (13, 0))
+    return nvrtc.CompiledKernel(b"", (request.source + given).encode(), kernels, "", (13, 0))
 
 
 @contextmanager

@@ -42,6 +42,9 @@ STATIC_BYTES = 48 << 10
 RESERVED_BYTES = 1 << 10
 """Of shared memory that the system takes for each block (compute capability 8.0 on)."""
 
+UNIT_BYTES = 128
+"""In which blocks get shared memory (compute capability 8.0 on; before that 256, of which the system takes none)."""
+
 LEAST_DIVIDED_BYTES = 8 << 10
 """The least shared memory of an SM that has any: the rest of it is L1 cache (CUDA's guide, compute capabilities)."""
 
@@ -75,7 +78,8 @@ class LaunchAbi:
         """
         if not self.static_shared or not 0 < shared_bytes <= STATIC_BYTES:
             return False
-        return waiting * (shared_bytes + RESERVED_BYTES) <= LEAST_DIVIDED_BYTES
+        taken = -(-(shared_bytes + RESERVED_BYTES) // UNIT_BYTES) * UNIT_BYTES
+        return waiting * taken <= LEAST_DIVIDED_BYTES
 
     def declare_arena(self, shared_bytes: int, waiting: int) -> str:
         """The statement by which a kernel has shared memory."""

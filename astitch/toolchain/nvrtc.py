@@ -74,6 +74,11 @@ class CompiledKernel:
         """What the kernel `name` is called in the cubin and the PTX."""
         return self.symbols.get(name, name)
 
+    @property
+    def is_given_shared(self) -> bool:
+        """Does a kernel use shared memory that its launch gives (`extern __shared__`)?"""
+        return b".extern .shared" in self.ptx
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

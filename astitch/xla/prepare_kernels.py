@@ -271,7 +271,8 @@ def _admit(
     """
     kernel = wanted.kernel
     used = compiled.kernels[kernel.name]
-    given = 0 if used.static_shared_bytes else kernel.shared_bytes  # LaunchAbi.is_static
+    # Not all that is static is LaunchAbi's: a hand-edited text may have some beside what the launch gives.
+    given = kernel.shared_bytes if compiled.is_given_shared else 0
     shared = used.static_shared_bytes + given
     resident = gpu.blocks_per_sm(kernel.block, used.registers, shared)
     if not resident:

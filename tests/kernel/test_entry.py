@@ -123,6 +123,8 @@ def test_slices_of_parameters_that_are_not_there_are_refused() -> None:
         (XLA_STATIC, 64, 2, True),
         (XLA_STATIC, 64, 7, True),
         (XLA_STATIC, 64, 8, False),  # 8 * 1,088 B are more than 8 KB
+        (XLA_STATIC, 128, 7, True),
+        (XLA_STATIC, 144, 7, False),  # blocks get whole units: 1,280 B each
         (XLA_STATIC, 16 << 10, 1, False),
     ],
 )

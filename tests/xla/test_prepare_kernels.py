@@ -21,6 +21,7 @@ from astitch.program.steps import KernelStep
 from astitch.show.compilation import Compilation
 from astitch.toolchain import nvrtc
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
+from astitch.toolchain.override import OverrideWarning
 from astitch.xla import prepare_kernels as preparing
 from astitch.xla.memory_reuse import find_in_place
 from astitch.xla.prepare_kernels import (
@@ -109,6 +110,26 @@ def test_what_blocks_that_meet_share_is_given_where_it_is_much(meeting: Compilat
     assert isinstance(kernel, XlaKernel) and kernel.ordered and waiting > 0
     assert waiting * (planned.shared_bytes + 1024) > 8192
     assert kernel.shared_bytes == planned.shared_bytes
+
+
+def test_shared_memory_of_a_hand_edited_kernel_s_own_comes_beside_what_is_given(
+    meeting: Compilation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_OVERRIDE", str(tmp_path))
+    (before,) = prepare_kernels(meeting, H100).values()
+    (file,) = tmp_path.glob("*.cu")
+    own = (
+        r"\1\n  __shared__ volatile int own[8];\n  own[threadIdx.x & 7] = 1;\n"
+        r"  if (own[blockIdx.x & 7] == 2) return;"
+    )
+    edited, count = re.subn(r"(ASTITCH_SHARED_ARENA\(\d+\);)", own, file.read_text())
+    assert count == 1
+    file.write_text(edited)
+    with pytest.warns(OverrideWarning, match="a hand-edited kernel runs"):
+        (kernel,) = prepare_kernels(meeting, H100).values()
+    assert isinstance(before, XlaKernel) and isinstance(kernel, XlaKernel)
+    assert re.search(r"\.shared .*own\[32\]", kernel.code.decode())
+    assert kernel.shared_bytes == before.shared_bytes > 0
 
 
 def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None:
