@@ -178,7 +178,8 @@ def _bound(graph: Graph, name: str) -> tuple[float, float]:
     if row.combiner not in (np.add, np.multiply):
         raise DependsOnData
     left, right = (_bound(graph, operand) for operand in node.operands)
-    found = [row.combiner(x, y) for x, y in product(left, right)]
+    with np.errstate(all="ignore"):
+        found = [row.combiner(x, y) for x, y in product(left, right)]
     return float(np.min(found)), float(np.max(found))
 
 

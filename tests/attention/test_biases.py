@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -186,6 +187,18 @@ def test_numbers_that_are_no_numbers_may_be_low(
     scaled = g.op("multiply", "f32[4,8]", row, g.splat(factor, "f32[4,8]"))
     bias = g.op("multiply", "f32[4,8]", scaled, column)
     assert masks.Masks(g.build(bias)).may_leave_out(bias) == (is_low or most == 1)
+
+
+def test_bounds_that_are_no_numbers_warn_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of the distances is 0, and the slopes are infinite."""
+    monkeypatch.setattr(masks, "MOST_EVALUATED", 8)
+    g = GraphBuilder()
+    row, column = (g.convert(g.iota("s32[4,8]", d), "f32") for d in (0, 1))
+    slope = g.op("add", "f32[4,8]", row, g.splat(-np.inf, "f32[4,8]"))
+    bias = g.op("multiply", "f32[4,8]", slope, column)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert masks.Masks(g.build(bias)).may_leave_out(bias)
 
 
 @pytest.mark.parametrize("low", [-1e9, float(np.finfo(np.float32).min)])
