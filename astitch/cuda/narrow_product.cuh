@@ -419,6 +419,7 @@ __device__ __forceinline__ void narrow_product(
     // The warps' sums, in the order of the warps, a tile of rows after the other.
     constexpr int held = 2 * Step::columns, taken = held / S::warps;
     static_assert(held % S::warps == 0, "each warp adds up as many numbers of a lane");
+    static_assert(Step::columns % taken == 0, "those of a warp are of one row");
 #pragma unroll
     for (int r = 0; r < Step::tiles; ++r) {
         if (r) __syncthreads();
