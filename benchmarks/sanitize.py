@@ -54,7 +54,7 @@ ENTRY = (
 )
 """What the watched process runs."""
 
-SYMBOL = re.compile(r"\bstitch_[0-9a-f]{16}(_\d+)?\b")
+SYMBOL = re.compile(r"\bstitch_[0-9a-f]{32}(_\d+)?\b")
 
 NO_FINDING = re.compile(
     r"(COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY|Target application|"

@@ -33,7 +33,7 @@ from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
 from astitch.toolchain.override import replace_source, tell_refused
 
-FORM = "astitch kernel 3"
+FORM = "astitch kernel 4"
 SUFFIX = ".kernel"
 LIMIT_BYTES = 512 * 1024 * 1024
 """Size that the cache shrinks back to, oldest use first."""

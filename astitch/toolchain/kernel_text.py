@@ -43,6 +43,10 @@ _MEMBER = (".", "->", "::")
 _NO_TYPE = frozenset("return else case goto throw new delete sizeof".split())
 
 
+SYMBOL_DIGITS = 32
+"""So many that the kernel's own name has room in a cubin, where it is written over the form's (name_entry)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedText:
     """form: equal for texts that differ only in names and comments.  source: the text to compile, its entries named by
@@ -69,7 +73,7 @@ def _known_words() -> frozenset[str]:
 def share_text(source: str) -> SharedText:
     """The form of a translation unit, and its text under names that all of the same form have."""
     form = _form_of(source)
-    code = hashlib.sha256(form.encode()).hexdigest()[:16]
+    code = hashlib.sha256(form.encode()).hexdigest()[:SYMBOL_DIGITS]
     entries = list(dict.fromkeys(_ENTRY.findall(source)))
     names = {
         name: f"stitch_{code}" + (f"_{number}" if number else "")

@@ -161,7 +161,8 @@ def test_blocks_that_wait_for_each_other_are_not_launched_where_they_do_not_fit(
 
 # ---- reports -----------------------------------------------------------------------------------------------------
 
-ONE, TWO = "stitch_0123456789abcdef", "stitch_fedcba9876543210_1"
+ONE = f"stitch_{2 * '0123456789abcdef'}"
+TWO = f"stitch_{2 * 'fedcba9876543210'}_1"
 NUMBERS = {ONE: 0, TWO: 1}
 
 MEMCHECK = f"""\

@@ -137,9 +137,9 @@ def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None
     assert isinstance(kernel, XlaKernel) and kernel.symbol == kernel.name
     symbols = read_strings(kernel.code, b".strtab")
     assert kernel.name.encode() in symbols
-    assert any(re.fullmatch(rb"stitch_[0-9a-f]{16}_words", symbol) for symbol in symbols)
+    assert any(re.fullmatch(rb"stitch_[0-9a-f]{32}_words", symbol) for symbol in symbols)
     assert f".text.{kernel.name}".encode() in read_strings(kernel.code, b".shstrtab")
-    assert not re.search(rb"stitch_[0-9a-f]{16}\0", kernel.code)
+    assert not re.search(rb"stitch_[0-9a-f]{32}\0", kernel.code)
 
 
 def read_strings(elf: bytes, table: bytes) -> set[bytes]:
