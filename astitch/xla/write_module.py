@@ -293,7 +293,7 @@ class _ModuleWriter:
         """A kernel in place of a call that computes a narrow product by a tile program."""
         kernel, product = self.products[call.name], self.graph[call.name]
         if isinstance(call.attrs, CustomCallAttrs):
-            self.latencies_ns.setdefault(kernel.name, call.attrs.latency_ns)
+            self.latencies_ns[kernel.name] = call.attrs.latency_ns  # names tell extents, no types
         read = [
             (operand, self.graph[given].array)
             for operand, given in zip(operands, product.operands, strict=True)

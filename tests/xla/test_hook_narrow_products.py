@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 from jax import lax
 
+from astitch.errors import KernelCompileError
 from astitch.hlo.tile_call import TRITON
+from astitch.tile.narrow_product import NARROW_PRODUCT
+from astitch.toolchain.nvrtc import CompiledKernel, Request
+from astitch.xla import prepare_products
 from tests.ahead_of_time import compile_ahead, hooked, needs_hook
-from tests.hook_evaluation import put, stitch_through_hook
+from tests.emulated_xla import config_of, kernels_of
+from tests.hook_evaluation import Hooked, put, stitch_through_hook
 
 pytestmark = needs_hook
 
@@ -102,6 +107,92 @@ def test_values_are_those_of_the_plain_module(name: str) -> None:
     want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
     distance = np.linalg.norm(np.asarray(got, np.float64) - want)
     assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+# ---- integers that are fed from registers
+
+
+WIDE = 2048
+"""With it a matrix has as many numbers as such a kernel needs."""
+
+
+def draw_bytes(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(-7, 8, shape).astype(np.int8)
+
+
+def of_wide_groups(h: Any, q: Any, s: Any) -> Any:
+    w = q.reshape(-1, GROUP, WIDE).astype(h.dtype) * s[:, None]
+    return h @ w.reshape(WIDE, WIDE)
+
+
+def of_branches(h: Any, q: Any, s: Any) -> Any:
+    return lax.cond(s[0] < 9, lambda: jnp.tanh(of_bytes(h, q, s)), lambda: h)
+
+
+def of_experts(h: Any, q: Any, s: Any) -> Any:
+    """h: [rows, 4 x 512]; each expert has other rows."""
+    rows = h.reshape(-1, 4, WIDE // 4).swapaxes(0, 1)
+    return jnp.einsum("ebd,edf->ebf", rows, q.astype(h.dtype)) * s
+
+
+def of_a_gate(h: Any, *given: Any) -> Any:
+    a, b = (of_bytes(h, q, s) for q, s in zip(given[::2], given[1::2], strict=True))
+    return jax.nn.silu(a) * b
+
+
+SQUARE, FACTORS = draw_bytes(WIDE, WIDE), normal(WIDE)
+FED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "scan": (scan(of_bytes), (draw_bytes(2, WIDE, WIDE), normal(2, WIDE))),
+    "groups": (of_wide_groups, (SQUARE, normal(WIDE // GROUP, WIDE))),
+    "branches": (of_branches, (SQUARE, FACTORS)),
+    "experts": (of_experts, (draw_bytes(4, WIDE // 4, WIDE), normal(4, 1, WIDE))),
+    "gate": (of_a_gate, (SQUARE, FACTORS, draw_bytes(WIDE, WIDE)[::-1], FACTORS)),
+}
+
+
+def list_products(program: Hooked) -> list[dict[str, Any]]:
+    """How XLA launches the kernels of products."""
+    launches = map(config_of, kernels_of(program.graph))
+    return [launch for launch in launches if launch["name"].startswith(NARROW_PRODUCT)]
+
+
+@pytest.mark.parametrize("name", FED)
+def test_integers_are_fed_from_registers(name: str) -> None:
+    """By a kernel of CUDA text, which has its shared memory itself."""
+    fn, weights = FED[name]
+    x = normal(ROWS, WIDE)
+    program = stitch_through_hook(fn, x, *weights)
+    (launch,) = list_products(program)
+    assert launch["shared_mem_bytes"] == 0 and TRITON.encode() not in program.module
+    (got,) = program.run([x, *weights])
+    exact = [w.astype(np.float32) for w in weights]
+    want = np.asarray(jax.jit(fn)(x.astype(np.float32), *exact), np.float64)
+    distance = np.linalg.norm(np.asarray(got, np.float64) - want)
+    assert distance <= 2e-2 * np.linalg.norm(want)
+
+
+def test_a_kernel_that_does_not_compile_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: Request) -> CompiledKernel:
+        raise KernelCompileError("no such instruction")
+
+    monkeypatch.setenv("ASTITCH_FAULTS", "")
+    monkeypatch.setattr(prepare_products, "compile_cached", refuse)
+    program = stitch_through_hook(of_bytes, normal(ROWS, WIDE), SQUARE, FACTORS)
+    assert not list_products(program) and program.module.count(TRITON.encode()) == 1
+    assert program.stitching
+    (fault,) = program.stitching.compilation.faults
+    assert fault.error == "KernelCompileError: no such instruction"
+
+
+def test_an_error_in_the_text_leaves_products_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_FAULTS", "")
+    monkeypatch.setattr(prepare_products, "write_fragment_kernel", lambda *_: 1 / 0)
+    fn, weights = FED["scan"]
+    program = stitch_through_hook(fn, normal(ROWS, WIDE), *weights)
+    assert not list_products(program) and program.module.count(TRITON.encode()) == 1
+    assert program.stitching
+    (fault,) = program.stitching.compilation.faults
+    assert fault.stage == "prepare_products"
 
 
 @pytest.mark.parametrize("rows", [2, ROWS, 33])
