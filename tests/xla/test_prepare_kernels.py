@@ -14,12 +14,18 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.errors import IllegalProduct
+from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
 from astitch.kernel.in_place import InPlace
 from astitch.pipeline import Target
+from astitch.profiling.kernel_trace import classify_kernel
+from astitch.profiling.report import PRODUCT
 from astitch.program.steps import KernelStep
 from astitch.show.compilation import Compilation
+from astitch.tile.narrow_fragments import FragmentTiling, write_fragment_kernel
+from astitch.tile.narrow_product import NarrowShape
 from astitch.toolchain import nvrtc
+from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
 from astitch.toolchain.override import OverrideWarning
 from astitch.xla import prepare_kernels as preparing
@@ -140,6 +146,19 @@ def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None
     assert any(re.fullmatch(rb"stitch_[0-9a-f]{32}_words", symbol) for symbol in symbols)
     assert f".text.{kernel.name}".encode() in read_strings(kernel.code, b".shstrtab")
     assert not re.search(rb"stitch_[0-9a-f]{32}\0", kernel.code)
+
+
+def test_a_cubin_has_a_product_of_few_rows_under_its_own_name() -> None:
+    """Profilers tell by it that it is a product; what a block shares belongs to it."""
+    bf16, extents = DType.BF16, (1, 1, 8, 131072, (131072,))
+    shape = NarrowShape(bf16, DType.S8, DType.F32, *extents, bf16, share=131072)
+    kernel = write_fragment_kernel(shape, FragmentTiling(8, 8, 1))
+    compiled = compile_cached(Request(kernel.text, H100.arch))
+    symbol, cubin = name_entry(compiled, kernel.name, Code.CUBIN)
+    assert symbol == kernel.name and classify_kernel(symbol) == PRODUCT
+    sections = {f"{kind}.{symbol}".encode() for kind in (".text", ".nv.shared")}
+    assert sections <= read_strings(cubin, b".shstrtab")
+    assert not re.search(rb"stitch_[0-9a-f]{32}\0", cubin)
 
 
 def read_strings(elf: bytes, table: bytes) -> set[bytes]:
