@@ -10,18 +10,7 @@
 
 // ---- fragments -------------------------------------------------------------------------------------------------
 
-// Two floats as 16-bit ones, the first in the lower half.
-template <class X> __device__ __forceinline__ unsigned pack_pair(float low, float high)
-{
-#ifdef ASTITCH_HOST
-    return unsigned(store_as<X>(low).bits) | unsigned(store_as<X>(high).bits) << 16;
-#else
-    unsigned pair;
-    if constexpr (is_same<X, bf16>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-#endif
-}
+// One of two 16-bit floats in a word.
 template <class X> __device__ __forceinline__ float half_of_pair(unsigned pair, int half)
 {
     return to_float(X{(unsigned short)(pair >> 16 * half)});
@@ -96,7 +85,7 @@ template <class X> __device__ __forceinline__ unsigned multiply_add_pair(unsigne
     float made[2];
     for (int half = 0; half < 2; ++half)
         made[half] = half_of_pair<X>(a, half) * half_of_pair<X>(b, half) + half_of_pair<X>(c, half);
-    return pack_pair<X>(made[0], made[1]);
+    return encode_pair<X>(made[0], made[1]);
 #else
     unsigned made;
     if constexpr (is_same<X, bf16>) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(made) : "r"(a), "r"(b), "r"(c));
@@ -153,7 +142,7 @@ template <class X, class S> __device__ __forceinline__ unsigned nibbles_as_pair(
 
 // ---- what a warp loads and multiplies ------------------------------------------------------------------------------
 
-// What S says of a product: see write_narrow_fragments.  A step is what a warp takes of the depth at once.
+// What S says of a product: see tile/narrow_fragments.py.  A step is what a warp takes of the depth at once.
 template <class S> struct NarrowStep {
     static constexpr int per_byte = 8 / S::bits;
     static constexpr int tiles = (S::rows + 7) / 8;              // of the rows of x

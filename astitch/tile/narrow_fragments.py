@@ -30,13 +30,12 @@ class FragmentTiling:
 
 @dataclass(frozen=True, slots=True)
 class FragmentKernel:
-    """text: a translation unit.  grid, block: of the launch.  shared_bytes: of a block; it is static."""
+    """text: a translation unit.  grid, block: of the launch, which gives no shared memory."""
 
     name: str
     text: str
     grid: int
     block: int
-    shared_bytes: int
 
 
 def count_lane_columns(shape: NarrowShape, tiling: FragmentTiling) -> int:
@@ -81,7 +80,7 @@ def write_fragment_kernel(shape: NarrowShape, tiling: FragmentTiling) -> Fragmen
     shared = 4 * tiling.warps * 2 * count_lane_columns(shape, tiling) * 32
     lines = [*_write_description(shape, tiling), *_write_entry(name, shape, tiling, tiles, shared)]
     blocks = sum(tiles) * shape.parts * shape.batch
-    return FragmentKernel(name, "\n".join(lines), blocks, 32 * tiling.warps, shared)
+    return FragmentKernel(name, "\n".join(lines), blocks, 32 * tiling.warps)
 
 
 def _write_description(s: NarrowShape, t: FragmentTiling) -> Iterator[str]:
