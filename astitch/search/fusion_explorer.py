@@ -8,7 +8,7 @@ it picked becomes the vertices of the next round.  The last partitions are ranke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
@@ -571,24 +571,14 @@ def _copy_parts(graph: Graph, scope: Scope, cover: Cover) -> tuple[Scopes, Mappi
     for name in reversed(scope.members):
         if name in repeated:
             homes[name] = set().union(*(homes[user] for user in graph.users[name]))
-    first = {name: min(parts) for name, parts in homes.items()}
-    copies: dict[tuple[str, int], str] = {}
-    nodes: dict[str, Node] = {}
     members: list[list[str]] = [[] for _ in cover]
-    for node in graph:
-        if node.name not in homes:
-            nodes[node.name] = node
-            continue
-        for part in sorted(homes[node.name]):
-            name = node.name
-            if part != first[name]:
-                name = _fresh_name(graph, nodes, f"{name}.{part}")
-                copies[node.name, part] = name
-            operands = tuple(copies.get((o, part), o) for o in node.operands)
-            nodes[name] = replace(node, name=name, operands=operands)
-            members[part].append(name)
-    repeating = Graph(graph.name, nodes, graph.parameters, graph.outputs, graph.aliases)
-    origins = {copy: name for (name, _), copy in copies.items()}
+    if all(len(parts) == 1 for parts in homes.values()):
+        # Nothing is repeated: the graph stays, and with it what is known of it.
+        for name in scope.members:
+            members[min(homes[name])].append(name)
+        repeating, origins = graph, dict[str, str]()
+    else:
+        repeating, origins = _repeat(graph, homes, members)
     if len(members) == 1:
         return Scopes(repeating, (scope,), (), ()), origins
     parts = tuple(
@@ -596,6 +586,32 @@ def _copy_parts(graph: Graph, scope: Scope, cover: Cover) -> tuple[Scopes, Mappi
         for number, names in enumerate(members)
     )
     return Scopes(repeating, parts, (), ()), origins
+
+
+def _repeat(
+    graph: Graph, homes: Mapping[str, Collection[int]], members: Sequence[list[str]]
+) -> tuple[Graph, dict[str, str]]:
+    """The graph with a copy of each op for each other part that it is in; what the copies are copies of.
+
+    homes: the parts of each op.  members: of each part, to be filled in.
+    """
+    copies: dict[tuple[str, int], str] = {}
+    nodes: dict[str, Node] = {}
+    for node in graph:
+        if node.name not in homes:
+            nodes[node.name] = node
+            continue
+        for number, part in enumerate(sorted(homes[node.name])):
+            name = node.name
+            if number:
+                name = _fresh_name(graph, nodes, f"{name}.{part}")
+                copies[node.name, part] = name
+            operands = tuple(copies.get((o, part), o) for o in node.operands)
+            changes = number or operands != node.operands
+            nodes[name] = replace(node, name=name, operands=operands) if changes else node
+            members[part].append(name)
+    repeating = Graph(graph.name, nodes, graph.parameters, graph.outputs, graph.aliases)
+    return repeating, {copy: name for (name, _), copy in copies.items()}
 
 
 def _fresh_name(graph: Graph, nodes: dict[str, Node], name: str) -> str:
