@@ -89,6 +89,7 @@ BROKEN_PLANS: list[tuple[Callable[[], Plan], str]] = [
     (lambda: with_loop(1, number=0), "loop 0 stands in place 1"),
     (lambda: with_kernel(grid=10_000), "10000 blocks meet at a global barrier, 16 fit the device"),
     (lambda: with_kernel(blocks_per_sm=0), "launch bounds of 0 blocks an SM do not promise the 2"),
+    (lambda: with_kernel(blocks_per_sm=1), "launch bounds of 1 blocks an SM do not promise the 2"),
     (lambda: with_kernel(global_barriers=7), "7 global barriers in the kernel, "),
     (lambda: with_kernel(block=64), "blocks of 512, 512 and 64 threads"),
 ]  # fmt: skip
