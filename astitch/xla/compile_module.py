@@ -14,7 +14,7 @@ from functools import partial
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.gpu import Gpu
 from astitch.directives import Directives, read_directives, warn_of_unfollowed
-from astitch.errors import UnsupportedOp
+from astitch.errors import CompilerMissing, UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import AttentionAttrs, Graph, NarrowProductAttrs, RowRegionAttrs
 from astitch.graph.ops import OPS
@@ -213,13 +213,18 @@ class _Job:
 
     def prepare_products(self, compilation: Compilation) -> dict[str, XlaKernel]:
         """The kernels of its products of few rows."""
-        products: dict[str, XlaKernel] = self.faults.attempt(
-            lambda: prepare_products(compilation.scopes.graph, self.gpu, self.code, self.faults),
-            dict,
-            stage="prepare_products",
-            subject=compilation.program.name,
-            cost="Triton's kernels compute products of few rows",
-        )
+        try:
+            products: dict[str, XlaKernel] = self.faults.attempt(
+                lambda: prepare_products(
+                    compilation.scopes.graph, self.gpu, self.code, self.faults
+                ),
+                dict,
+                stage="prepare_products",
+                subject=compilation.program.name,
+                cost="Triton's kernels compute products of few rows",
+            )
+        except CompilerMissing:  # other kernels say so; Triton's need no compiler of ours
+            return {}
         self.hand_out_prepared(products.values())
         return products
 
